@@ -1,0 +1,60 @@
+"""Commands that look: methods, compare, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from consilium.cli.train import Json
+
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")]
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, for its fields and what leaves the hospital.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods; for one: its paper, its fields, what leaves the hospital and what stays."""
+    from consilium.describe import describe, describe_all, find
+
+    if as_json:
+        chosen = [find(name)] if name else None
+        typer.echo(json.dumps({"methods": describe_all(chosen)}))
+    else:
+        typer.echo(describe(name))
+
+
+def compare(runs: Runs, as_json: Json = False) -> None:
+    """One table over runs: site by site, site mean, pooled cases, with 95 % intervals.
+
+    Example: consilium compare runs/*
+    """
+    from rich.console import Console
+
+    from consilium.reports.reading import read_run
+    from consilium.reports.tables import compare as compare_runs
+
+    comparison = compare_runs([read_run(run) for run in runs])
+    if as_json:
+        typer.echo(json.dumps(comparison.to_json(), allow_nan=False))
+    else:
+        Console().print(comparison.to_rich())
+
+
+def report(
+    runs: Runs,
+    to: Annotated[Path, typer.Option(help="The page to write.", metavar="FILE.html")] = Path("report.html"),
+) -> None:
+    """Write one self-contained page: tables, curves, overlays, what the selector chose, cost."""
+    from consilium.reporting import write_report
+
+    write_report(runs, to)
+    typer.echo(str(to))
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (compare, report, methods):
+        app.command(rich_help_panel="Look")(command)

@@ -1,0 +1,122 @@
+"""A live display of a run: rounds, sites, scores so far, time left; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+
+class Progress:
+    """Follows the journal of one run after another."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self._fancy = self.console.is_terminal and not quiet
+        self._board = _Board()
+
+    def __enter__(self) -> Progress:
+        if self._fancy:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fancy:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text)
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """One event of a journal."""
+        line = self._board.take(event)
+        if line:
+            self.console.print(line)
+        elif self._fancy:
+            self._live.update(self._board.table())
+
+
+class _Board:
+    """What is known of the run under way."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+
+    def take(self, event: Mapping[str, Any]) -> str:
+        """Remember an event; returns a line worth keeping on the screen, or nothing."""
+        what = event["event"]
+        facts = self.facts
+        if what in ("start", "resume"):
+            facts.clear()
+            facts.update(
+                method=event["method"], rounds=event["rounds"], done=event["round"], first=event["round"],
+                sites=event["sites"], began=time.monotonic(), answered={}, losses={}, score=None, best=None, missing=[],
+            )  # fmt: skip
+            verb = "training" if what == "start" else f"going on after round {event['round']} of"
+            cases = ", ".join(f"{name} {n}" for name, n in event["sites"].items())
+            return f"{event['method']}: {verb} {event['rounds']} rounds at {len(event['sites'])} sites ({cases})"
+        if what == "warning":
+            return f"note: {event['text']}"
+        if what in ("lost", "refused"):
+            verb = "did not answer" if what == "lost" else "was left out"
+            return f"round {event['round']}: {event['site']} {verb}: {event['why']}"
+        if what == "train":
+            facts["answered"][event["site"]] = event["seconds"]
+            if event["loss"] is not None:
+                facts["losses"][event["site"]] = event["loss"]
+        if what == "round":
+            facts["done"], facts["phase"] = event["round"], event["phase"]
+        if what == "score":
+            return self._score(event)
+        if what == "finish":
+            return f"{facts['method']}: finished, {event['seconds']:.0f} s of training"
+        return ""
+
+    def _score(self, event: Mapping[str, Any]) -> str:
+        valid, test = event["valid"]["site_mean"], event["test"]["site_mean"]
+        if event["phase"] in ("best", "last"):
+            said = "" if test is None else f": test {event['metric']} {test:.3f}"
+            return f"  {event['phase']} state (round {event['round']}) of the {event['model']} model{said}"
+        self.facts["score"] = event
+        if valid is None:
+            return f"  round {event['round']}/{self.facts['rounds']}: no validation cases to score"
+        return (
+            f"  round {event['round']}/{self.facts['rounds']}  validation {event['metric']} {valid:.3f}"
+            f"  loss {self._loss()}  {self._left()}"
+        )
+
+    def _loss(self) -> str:
+        losses = self.facts["losses"].values()
+        return f"{sum(losses) / len(losses):.3f}" if losses else "-"
+
+    def _left(self) -> str:
+        facts = self.facts
+        made = facts["done"] - facts["first"]
+        if not made:
+            return ""
+        left = (time.monotonic() - facts["began"]) / made * (facts["rounds"] - facts["done"])
+        return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
+
+    def table(self) -> Table:
+        facts = self.facts
+        table = Table.grid(padding=(0, 2))
+        if not facts:
+            return table
+        width = 30
+        full = round(width * facts["done"] / max(1, facts["rounds"]))
+        bar = Text("━" * full, style="green") + Text("━" * (width - full), style="dim")
+        table.add_row(facts["method"], bar, f"round {facts['done']}/{facts['rounds']}", self._left())
+        score = facts["score"]
+        sites = score["valid"]["sites"] if score else {}
+        marks = "  ".join(f"{name} {sites[name]:.2f}" if name in sites else name for name in facts["sites"])
+        table.add_row("", Text(marks, style="dim"), f"loss {self._loss()}", "")
+        return table

@@ -1,0 +1,272 @@
+"""Preprocessed arrays of a site as memory-mapped files: training never decodes a file twice.
+
+    <cache>/files/<site>-<hash>.json    the size, times and hash of every file, so an unchanged file is not read again
+    <cache>/arrays/<site>-<key>/        images.bin  masks.bin  index.json
+
+The key is the content of every file, the labels and the preprocessing, so nothing stale can be read and the folder can
+be deleted at any time. Nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consilium.data.check import blame, examine, file_hash
+from consilium.data.images import ImageError, files_of
+from consilium.data.preprocess import Preprocess, Undo, fingerprint, forward, forward_mask
+from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, nearest, refuse
+from consilium.errors import StudyError, WorkError
+
+LAYOUT = 1  # raise it when the files of the cache change
+ALIGN = 64  # bytes: sums in some libraries depend on where an array starts
+SETTLED = 2 * 10**9  # ns: a file younger than this may change again within one tick of its clock
+ABANDONED = 24 * 3600  # s: a build this old was killed
+
+
+@dataclass(frozen=True)
+class SiteArrays:
+    """A site's preprocessed cases, in table order."""
+
+    cases: tuple[Case, ...]
+    folder: Path
+    _images: NDArray[np.float32]  # the whole of images.bin
+    _masks: NDArray[np.uint8]  # the whole of masks.bin
+    _index: tuple[Mapping[str, Any], ...]
+    _shown: NDArray[np.uint8] | None  # mask value -> value this site may show; None: all of them
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def indices(self, split: str) -> list[int]:
+        return [i for i, case in enumerate(self.cases) if case.split == split]
+
+    def image(self, i: int) -> NDArray[np.float32]:
+        """Case `i` as (channels, *spatial), a read-only view into the file."""
+        return _cut(self._images, self._index[i]["image"])
+
+    def truth(self, i: int) -> NDArray[np.uint8] | int:
+        """The mask (*spatial), read-only, without the labels this site does not annotate; or the class index."""
+        entry = self._index[i]
+        if "class" in entry:
+            return int(entry["class"])
+        mask = _cut(self._masks, entry["mask"])
+        if self._shown is None:
+            return mask
+        shown: NDArray[np.uint8] = self._shown[mask]
+        shown.flags.writeable = False
+        return shown
+
+    def undo(self, i: int) -> Undo:
+        """How to go back to the picture's own grid."""
+        return Undo.from_json(self._index[i]["undo"])
+
+
+def cache_root() -> Path:
+    """$CONSILIUM_CACHE, else consilium in the user's cache folder."""
+    if own := os.environ.get("CONSILIUM_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consilium"
+
+
+def open_site(
+    federation: Federation,
+    site: SiteFolder,
+    how: Preprocess,
+    cache: Path | None = None,
+    annotated: Sequence[str] | None = None,
+) -> SiteArrays:
+    """A site's arrays, built on first use; `annotated` overrides what site.toml says.
+
+    All faults of the site's images and masks are listed in one DataError.
+    """
+    root = cache_root() if cache is None else Path(cache)
+    shown = _shown(federation, site.annotated if annotated is None else tuple(annotated))
+    try:
+        for place in ("files", "arrays"):
+            (root / place).mkdir(parents=True, exist_ok=True, mode=0o700)  # they are patients' images
+        folder = root / "arrays" / f"{site.name}-{_key(federation, site, how, root)}"
+        for _ in range(5):  # once, unless another process damages or mends the same folder meanwhile
+            if (arrays := _open(folder, site, shown)) is not None:
+                return arrays
+            _place(folder, site, lambda partial: _build(federation, site, how, partial))
+        raise OSError(f"{folder} is being changed by others all the time")
+    except OSError as error:
+        remedy = "free space there, or set CONSILIUM_CACHE to another folder"
+        raise WorkError(f"the cache {root} cannot be used ({error}); {remedy}.") from error
+
+
+def _shown(federation: Federation, annotated: tuple[str, ...]) -> NDArray[np.uint8] | None:
+    """What a mask value becomes: itself if annotated, else the annotated label around it, else background."""
+    for label in annotated:
+        if label not in federation.labels:
+            raise StudyError(f"annotated names {label!r}, which is not in labels; {nearest(label, federation.labels)}")
+    if federation.task == "classification" or set(annotated) == set(federation.labels):
+        return None
+    inside = {outer: inside_of(outer, federation.contains) for outer in annotated}
+    table = np.zeros(256, dtype=np.uint8)
+    for value, label in enumerate(federation.labels, start=1):
+        around = sorted((outer for outer in annotated if label in inside[outer]), key=lambda outer: len(inside[outer]))
+        seen = [label] if label in annotated else around[:1]
+        table[value] = federation.labels.index(seen[0]) + 1 if seen else 0
+    return table
+
+
+def _key(federation: Federation, site: SiteFolder, how: Preprocess, root: Path) -> str:
+    hashes = _Hashes(root / "files" / f"{site.name}-{_digest(os.path.realpath(site.folder))}.json", site.folder)
+    contents = [
+        (hashes.of(case.image), hashes.of(case.label) if isinstance(case.label, Path) else case.label)
+        for case in site.cases
+    ]
+    hashes.save()
+    kind = (LAYOUT, federation.task, federation.labels, federation.dimensions, federation.channels)
+    return _digest(json.dumps([kind, fingerprint(how), contents]))
+
+
+class _Hashes:
+    """The content hash of files, read again only when size or times changed."""
+
+    def __init__(self, path: Path, site: Path) -> None:
+        self.path = path
+        self.site = f"{site}{os.sep}"
+        try:
+            known = json.loads(path.read_text())
+        except (OSError, ValueError):
+            known = {}
+        self.known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
+        self.fresh: dict[str, list[Any]] = {}
+
+    def of(self, path: Path) -> str:
+        name = str(path).removeprefix(self.site)  # the folder may be written in two ways
+        try:
+            stats = [part.stat() for part in files_of(path)]
+            stamp = [value for s in stats for value in (s.st_size, s.st_mtime_ns, s.st_ctime_ns)]
+            before = self.known.get(name, [])
+            digest = str(before[-1]) if before[:-1] == stamp else file_hash(path)
+        except (ImageError, OSError):
+            return "unreadable"  # building says why, in words
+        if max(s.st_mtime_ns for s in stats) < time.time_ns() - SETTLED:
+            self.fresh[name] = [*stamp, digest]
+        return digest
+
+    def save(self) -> None:
+        if self.fresh != self.known:
+            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            partial.write_text(json.dumps(self.fresh))
+            os.replace(partial, self.path)
+
+
+def _open(folder: Path, site: SiteFolder, shown: NDArray[np.uint8] | None) -> SiteArrays | None:
+    """The arrays in a folder, or None if anything is missing or of another length than recorded."""
+    try:
+        index = json.loads((folder / "index.json").read_text())
+        entries = tuple(index["cases"])
+        lengths = [(folder / name).stat().st_size == size for name, size in index["sizes"].items()]
+        if not all(lengths) or len(entries) != len(site.cases):
+            return None
+        images = _map(folder / "images.bin").view(np.float32)
+        return SiteArrays(site.cases, folder, images, _map(folder / "masks.bin"), entries, shown)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _place(folder: Path, site: SiteFolder, build: Callable[[Path], None]) -> None:
+    """Builds beside the folder and renames; whoever comes second leaves what the first one placed."""
+    _sweep(folder.parent)
+    partial = Path(tempfile.mkdtemp(prefix=f".building-{folder.name}-", dir=folder.parent))
+    try:
+        build(partial)
+        if folder.exists() and _open(folder, site, None) is None:
+            _discard(folder)
+        try:
+            os.rename(partial, folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _discard(folder: Path) -> None:
+    """A damaged folder goes away under another name, so that no one sees half of it."""
+    away = Path(tempfile.mkdtemp(prefix=".damaged-", dir=folder.parent))
+    try:
+        os.rename(folder, away / "it")
+    except FileNotFoundError:
+        pass  # another process was faster
+    finally:
+        shutil.rmtree(away, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed builds left."""
+    for left in folder.glob(".building-*"):
+        try:
+            old = time.time() - left.stat().st_mtime > ABANDONED
+        except FileNotFoundError:
+            continue
+        if old:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _build(federation: Federation, site: SiteFolder, how: Preprocess, folder: Path) -> None:
+    """Writes every case of a site; one case is in memory at a time."""
+    faults: list[Fault] = []
+    entries = []
+    with (folder / "images.bin").open("wb") as images, (folder / "masks.bin").open("wb") as masks:
+        for case in site.cases:
+            seen = examine(federation, site.name, case.name, case.image, case.label)
+            faults += seen.faults
+            if seen.faults or seen.image is None:
+                continue
+            try:
+                array, undo = forward(seen.image, how)
+                entry: dict[str, Any] = {"image": _append(images, array), "undo": undo.to_json()}
+                if seen.mask is None:
+                    entry["class"] = federation.labels.index(str(case.label))
+                else:
+                    entry["mask"] = _append(masks, forward_mask(seen.mask, undo))
+            except ImageError as error:
+                faults.append(blame(federation, site.name, case.name, case.image, error.sentence))
+                continue
+            entries.append(entry)
+        sizes = {"images.bin": images.tell(), "masks.bin": masks.tell()}
+    refuse(faults, f"the images of site {site.name!r}")
+    (folder / "index.json").write_text(json.dumps({"sizes": sizes, "cases": entries}))
+
+
+def _append(file: BinaryIO, array: NDArray[Any]) -> dict[str, Any]:
+    """Adds an array at an aligned place; `start` counts elements."""
+    file.write(b"\0" * (-file.tell() % ALIGN))
+    start = file.tell() // array.itemsize
+    file.write(array.data)
+    return {"start": start, "shape": array.shape}
+
+
+def _cut(whole: NDArray[Any], place: Mapping[str, Any]) -> NDArray[Any]:
+    shape = place["shape"]
+    start = place["start"]
+    return whole[start : start + math.prod(shape)].reshape(shape)
+
+
+def _map(path: Path) -> NDArray[np.uint8]:
+    """A file as read-only bytes in memory; an empty file cannot be mapped."""
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype=np.uint8)
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

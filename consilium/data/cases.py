@@ -1,0 +1,102 @@
+"""A site's preprocessed cases as batches for training and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from consilium.data.cache import SiteArrays
+from consilium.learning.augment import augment
+from consilium.randomness import derive, numpy_generator
+from consilium.site import Batch
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The cases of one site, or of several as one (pooled training); files were decoded when the cache was made."""
+
+    parts: tuple[SiteArrays, ...]
+    augmentations: tuple[str, ...] = ()
+    patch: tuple[int, ...] = ()  # train on patches of this size; () takes whole images
+
+    def __len__(self) -> int:
+        return sum(len(part.indices("train")) for part in self.parts)
+
+    def cases(self, split: str) -> Sequence[str]:
+        return [part.cases[i].name for part, i in self._places(split)]
+
+    def _places(self, split: str) -> list[tuple[SiteArrays, int]]:
+        return [(part, i) for part in self.parts for i in part.indices(split)]
+
+    def batches(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
+        """All training cases once, in a seeded order, in batches of nearly equal size.
+
+        Pooled sites make as many steps as they would apart: the sum of ⌈n_k / B⌉.
+        """
+        places = self._places("train")
+        count = sum(-(-len(part.indices("train")) // batch_size) for part in self.parts)
+        order = numpy_generator(seed, epoch).permutation(len(places))
+        for chunk in np.array_split(order, count) if count else []:
+            yield _batch([self._training_case(places[i], derive(seed, epoch, int(i))) for i in chunk])
+
+    def _training_case(self, place: tuple[SiteArrays, int], seed: int) -> tuple[Array, Any, str]:
+        part, i = place
+        image, truth = part.image(i), part.truth(i)
+        mask = truth if isinstance(truth, np.ndarray) else None
+        if self.patch:
+            image, mask = _patch(image, mask, self.patch, numpy_generator(seed, "patch"))
+        if self.augmentations:
+            image, mask = augment(image, mask, self.augmentations, derive(seed, "augment"))
+        return image, truth if mask is None else mask, part.cases[i].name
+
+    def whole(self, split: str, batch_size: int) -> Iterator[Batch]:
+        """Unaugmented whole cases in table order; only neighbours of one shape share a batch."""
+        group: list[tuple[Array, Any, str]] = []
+        for part, i in self._places(split):
+            case = (part.image(i), part.truth(i), part.cases[i].name)
+            if group and (len(group) == batch_size or case[0].shape != group[0][0].shape):
+                yield _batch(group)
+                group = []
+            group.append(case)
+        if group:
+            yield _batch(group)
+
+
+def _batch(cases: Sequence[tuple[Array, Any, str]]) -> Batch:
+    images = torch.from_numpy(np.stack([image for image, _, _ in cases]))
+    return Batch(images, _truths([truth for _, truth, _ in cases]), tuple(name for _, _, name in cases))
+
+
+def _truths(truths: Sequence[Any]) -> Tensor:
+    if isinstance(truths[0], np.ndarray):
+        return torch.from_numpy(np.stack(truths))
+    return torch.tensor([int(truth) for truth in truths])
+
+
+def _patch(
+    image: Array, mask: Array | None, size: Sequence[int], generator: np.random.Generator
+) -> tuple[Array, Array | None]:
+    """A random window, every second time around a voxel of the site's own labels; small cases are padded."""
+    room = image.shape[1:]
+    short = [max(0, want - have) for want, have in zip(size, room)]
+    if any(short):
+        margins = [(gap // 2, gap - gap // 2) for gap in short]
+        image = np.pad(image, [(0, 0), *margins], mode="edge")
+        mask = None if mask is None else np.pad(mask, margins)
+        room = image.shape[1:]
+    centre = [int(generator.integers(have)) for have in room]
+    if mask is not None and generator.random() < 0.5:
+        inside = np.flatnonzero(mask)
+        if len(inside):
+            centre = [int(c) for c in np.unravel_index(inside[generator.integers(len(inside))], mask.shape)]
+    corner = [min(max(0, c - want // 2), have - want) for c, want, have in zip(centre, size, room)]
+    window = tuple(slice(c, c + want) for c, want in zip(corner, size))
+    return image[(slice(None), *window)], None if mask is None else mask[window]

@@ -1,0 +1,81 @@
+"""What every phantom writes besides images: the federation's card, each site's card and its table of cases."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+
+from consilium.errors import StudyError
+
+Key = TypeVar("Key")
+
+SPLITS = ("train", "valid", "test")
+LICENCE = "Apache-2.0"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The facts of federation.toml."""
+
+    task: str
+    labels: tuple[str, ...]
+    dimensions: int
+    channels: int
+    contains: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of cases.csv; the field names are the column names."""
+
+    case: str
+    patient: str
+    split: str
+    image: str
+    label: str
+
+
+def apportion(table: Mapping[Key, int], cases: int) -> dict[Key, int]:
+    """A table's proportions scaled to `cases` in all: largest remainder, at least one for each key."""
+    if cases < len(table):
+        raise StudyError(f"{cases} cases are too few; every site and split needs one, so ask for {len(table)} or more.")
+    total = sum(table.values())
+    scaled = {key: n * cases // total for key, n in table.items()}
+    by_remainder = sorted(table, key=lambda key: -(table[key] * cases % total))  # a stable sort: ties in table order
+    for key in by_remainder[: cases - sum(scaled.values())]:
+        scaled[key] += 1
+    for key in [key for key, n in scaled.items() if n == 0]:
+        scaled[max(scaled, key=lambda other: scaled[other])] -= 1
+        scaled[key] = 1
+    return scaled
+
+
+def write_federation(folder: Path, federation: Federation) -> None:
+    """Writes federation.toml."""
+    contains = ", ".join(f"{outer} = {_list(inner)}" for outer, inner in federation.contains.items())
+    lines = [
+        f'task = "{federation.task}"',
+        f"labels = {_list(federation.labels)}",
+        f"dimensions = {federation.dimensions}",
+        f"channels = {federation.channels}",
+        f"contains = {{{contains}}}",
+    ]
+    (folder / "federation.toml").write_text("\n".join(lines) + "\n")
+
+
+def write_site(folder: Path, source: str, rows: Sequence[Case]) -> None:
+    """Writes site.toml and cases.csv; the site is named as its folder."""
+    card = {"name": folder.name, "source": source, "licence": LICENCE}
+    (folder / "site.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in card.items()))
+    with (folder / "cases.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([field.name for field in fields(Case)])
+        table.writerows(astuple(row) for row in rows)
+
+
+def _list(names: Sequence[str]) -> str:
+    return json.dumps(list(names))

@@ -1,0 +1,227 @@
+"""What is done to every image once, and undone for every prediction.
+
+The order: resample to a spacing, crop, clip to a window, normalise, resize. Geometry is kept in an `Undo`, so masks
+go the same way and predictions come back to the picture's own grid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consilium.data.images import ImageError, Picture
+from consilium.errors import StudyError
+
+VERSION = 1  # raise it whenever the same settings give other numbers: old caches are then rebuilt
+MARGIN = 4  # voxels kept around the foreground
+CROPS = ("none", "foreground")
+NORMALISATIONS = ("unit", "zscore", "none")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """The [preprocess] table of a study. Axes are (row, column), or (z, y, x) in a volume."""
+
+    size: tuple[int, ...] = ()  # resize to this; empty keeps the size
+    spacing: tuple[float, ...] = ()  # resample volumes to this, in mm; empty keeps the spacing
+    crop: str = "none"  # "foreground": the bounding box of intensity above its minimum, with a margin of 4 voxels
+    window: tuple[float, ...] = ()  # (low, high): clip intensities to this; empty clips nothing
+    normalise: str = "unit"  # "unit": 0..1 by type, window or the case's range; "zscore": per case and channel; "none"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _numbers("size", self.size, whole=True))
+        object.__setattr__(self, "spacing", _numbers("spacing", self.spacing))
+        object.__setattr__(self, "window", _numbers("window", self.window))
+        for key, values in (("size", self.size), ("spacing", self.spacing)):
+            if values and (len(values) not in (2, 3) or min(values) <= 0):
+                raise StudyError(f"[preprocess] {key} is {list(values)}; give 2 or 3 numbers above zero.")
+        if self.window and (len(self.window) != 2 or self.window[0] >= self.window[1]):
+            raise StudyError(f"[preprocess] window is {list(self.window)}; give a low and a higher number.")
+        for key, word, words in (("crop", self.crop, CROPS), ("normalise", self.normalise, NORMALISATIONS)):
+            if word not in words:
+                raise StudyError(f"[preprocess] {key} is {word!r}; it is one of {', '.join(words)}.")
+
+
+@dataclass(frozen=True)
+class Undo:
+    """The spatial shapes a picture went through; enough to send masks forward and predictions back."""
+
+    original: tuple[int, ...]
+    resampled: tuple[int, ...]
+    box: tuple[tuple[int, int], ...]  # first and last + 1 of each axis, in the resampled grid
+    final: tuple[int, ...]
+
+    @property
+    def cropped(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.box)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Undo:
+        box = tuple((int(start), int(stop)) for start, stop in facts["box"])
+        return cls(tuple(facts["original"]), tuple(facts["resampled"]), box, tuple(facts["final"]))
+
+
+def forward(picture: Picture, how: Preprocess) -> tuple[NDArray[np.float32], Undo]:
+    """A picture (channels, *spatial) as the float32 array that training sees, and how to go back."""
+    original = picture.array.shape[1:]
+    for key, values in (("size", how.size), ("spacing", how.spacing)):
+        if values and len(values) != len(original):
+            raise StudyError(f"[preprocess] {key} has {len(values)} numbers; the images have {len(original)} axes.")
+    resampled = _resampled_shape(picture, how.spacing)
+    array = _resize(picture.array.astype(np.float32), resampled)
+    box = _foreground(array) if how.crop == "foreground" else tuple((0, side) for side in resampled)
+    array = array[(slice(None), *(slice(start, stop) for start, stop in box))]
+    array = _normalise(array, how, picture.array.dtype)
+    final = how.size or array.shape[1:]
+    undo = Undo(original, resampled, box, final)
+    return np.ascontiguousarray(_resize(array, final), dtype=np.float32), undo
+
+
+def forward_mask(mask: Picture, undo: Undo) -> NDArray[np.uint8]:
+    """A mask (*spatial) on the grid of its preprocessed image; nearest neighbour, so labels never blend."""
+    if mask.array.shape != undo.original:
+        found, wanted = shape_text(mask.array.shape), shape_text(undo.original)
+        raise ImageError(mask.origin_file, f"is {found} but its image is {wanted}; give masks the image's size.")
+    array = _nearest(mask.array, undo.resampled)
+    array = array[tuple(slice(start, stop) for start, stop in undo.box)]
+    return np.ascontiguousarray(_nearest(array, undo.final), dtype=np.uint8)
+
+
+def invert(mask_or_probability: NDArray[Any], undo: Undo, nearest: bool) -> NDArray[Any]:
+    """From the preprocessed grid back to the picture's own; (*spatial) or (channels, *spatial).
+
+    Outside a crop everything is 0, so that an arg max over channels gives background there. `nearest` keeps the type
+    (labels); otherwise values are interpolated (probabilities) and come back as float32.
+    """
+    if mask_or_probability.shape[-len(undo.final) :] != undo.final:
+        raise ValueError(f"the array has shape {mask_or_probability.shape}, the preprocessed image {undo.final}")
+    scale = _nearest if nearest else _resize
+    array = mask_or_probability if nearest else mask_or_probability.astype(np.float32)
+    inside = scale(array, undo.cropped)
+    outside = np.zeros((*inside.shape[: -len(undo.box)], *undo.resampled), dtype=inside.dtype)
+    box: tuple[Any, ...] = tuple(slice(start, stop) for start, stop in undo.box)
+    outside[(..., *box)] = inside
+    return np.ascontiguousarray(scale(outside, undo.original))
+
+
+def fingerprint(how: Preprocess) -> str:
+    """The same for the same settings and the same code, on every machine."""
+    text = json.dumps({"version": VERSION, "margin": MARGIN, **asdict(how)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def shape_text(shape: Sequence[float]) -> str:
+    """A shape as a person writes it: 384×384."""
+    return "×".join(f"{side:g}" for side in shape)
+
+
+def _numbers(key: str, values: object, whole: bool = False) -> tuple[float, ...]:
+    kinds = (int,) if whole else (int, float)
+    good = isinstance(values, list | tuple) and all(
+        isinstance(v, kinds) and not isinstance(v, bool) and math.isfinite(v) for v in values
+    )
+    if not good:
+        raise StudyError(f"[preprocess] {key} is {values!r}; give a list of {'whole ' if whole else ''}numbers.")
+    assert isinstance(values, list | tuple)
+    return tuple(int(v) if whole else float(v) for v in values)
+
+
+def _resampled_shape(picture: Picture, spacing: tuple[float, ...]) -> tuple[int, ...]:
+    """The grid's outer edges stay where they are, so the last voxel's size is the spacing only up to rounding."""
+    shape = picture.array.shape[1:]
+    if not spacing:
+        return shape
+    if picture.geometry is None:
+        sentence = "does not say its spacing; leave [preprocess] spacing out, or store it as NIfTI, mha or nrrd."
+        raise ImageError(picture.origin_file, sentence)
+    if min(picture.spacing) <= 0:
+        raise ImageError(picture.origin_file, f"has a spacing of {picture.spacing} mm; correct its header.")
+    return tuple(max(1, round(n * old / new)) for n, old, new in zip(shape, picture.spacing, spacing, strict=True))
+
+
+def _foreground(array: NDArray[np.float32]) -> tuple[tuple[int, int], ...]:
+    """The bounding box of what is above the minimum in any channel; everything, if nothing is."""
+    axes = tuple(range(1, array.ndim))
+    lowest = array.min(axis=axes, keepdims=True)
+    above = (array > lowest).any(axis=0)
+    box = []
+    for axis, side in enumerate(above.shape):
+        hit = np.flatnonzero(above.any(axis=tuple(a for a in range(above.ndim) if a != axis)))
+        first, last = (int(hit[0]), int(hit[-1])) if hit.size else (0, side - 1)
+        box.append((max(0, first - MARGIN), min(side, last + 1 + MARGIN)))
+    return tuple(box)
+
+
+def _normalise(array: NDArray[np.float32], how: Preprocess, stored: np.dtype[Any]) -> NDArray[np.float32]:
+    """Clips and scales (channels, *spatial); a constant image becomes zeros, never a division by zero."""
+    if how.window:
+        array = np.clip(array, how.window[0], how.window[1])
+    if how.normalise == "none":
+        return array
+    if how.normalise == "zscore":
+        axes = tuple(range(1, array.ndim))
+        middle = array.mean(axis=axes, keepdims=True, dtype=np.float64)
+        width = array.std(axis=axes, keepdims=True, dtype=np.float64)
+        varies = width > 1e-7 * np.abs(middle)  # below it the spread is rounding
+        scaled: NDArray[np.float64] = (array - middle) * varies / np.where(varies, width, 1)
+        return scaled.astype(np.float32)
+    low, high = how.window or _range(array, stored)
+    if high <= low:
+        return np.zeros_like(array)
+    return ((array.astype(np.float64) - low) / (high - low)).astype(np.float32)
+
+
+def _range(array: NDArray[np.float32], stored: np.dtype[Any]) -> tuple[float, float]:
+    if stored in (np.uint8, np.uint16):
+        return 0.0, float(np.iinfo(stored).max)
+    return float(array.min()), float(array.max())
+
+
+def _nearest(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The value of the voxel whose cell holds the centre of the new one, on the last axes; whole-number arithmetic."""
+    lead = array.ndim - len(shape)
+    for axis, new in enumerate(shape, start=lead):
+        old = array.shape[axis]
+        if new != old:
+            array = np.take(array, (2 * np.arange(new) + 1) * old // (2 * new), axis=axis)
+    return array
+
+
+def _resize(array: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Linear interpolation on the last axes; where an axis shrinks, the triangle widens so that nothing aliases."""
+    lead = array.ndim - len(shape)
+    for axis, new in enumerate(shape, start=lead):
+        old = array.shape[axis]
+        if new != old:
+            moved = np.moveaxis(array, axis, 0)
+            lines = _triangles(old, new) @ moved.reshape(old, -1)
+            array = np.moveaxis(lines.reshape(new, *moved.shape[1:]), 0, axis)
+    return array
+
+
+@lru_cache(maxsize=64)
+def _triangles(old: int, new: int) -> Any:
+    """The sparse matrix (new, old) whose rows are triangles of unit sum, centred where the new voxels lie."""
+    from scipy.sparse import csr_array
+
+    scale = old / new
+    reach = max(1.0, scale)
+    centre = (np.arange(new) + 0.5) * scale
+    first = np.maximum(0, np.floor(centre - reach).astype(int))
+    columns = first[:, None] + np.arange(math.ceil(2 * reach) + 2)
+    weight = np.maximum(0.0, 1 - np.abs(columns + 0.5 - centre[:, None]) / reach) * (columns < old)
+    weight /= weight.sum(axis=1, keepdims=True)
+    rows = np.broadcast_to(np.arange(new)[:, None], columns.shape)
+    used = weight > 0
+    return csr_array((weight[used].astype(np.float32), (rows[used], columns[used])), shape=(new, old))

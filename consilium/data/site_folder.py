@@ -1,0 +1,526 @@
+"""The tables of a federation on disk: federation.toml, and per site site.toml and cases.csv.
+
+Reading them opens no image. Every fault is collected, so that none hides behind the first.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from consilium.data.images import IMAGE_SUFFIXES, suffix_of
+from consilium.errors import DataError
+
+TASKS = ("segmentation", "classification")
+SPLITS = ("train", "valid", "test")
+COLUMNS = ("case", "patient", "split", "image", "label")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image of one patient, and its truth."""
+
+    name: str
+    patient: str
+    split: str  # "train" | "valid" | "test" | "" (not drawn yet)
+    image: Path
+    label: Path | str  # the mask's path, or the class name
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """One hospital's cases, in the order of its table."""
+
+    name: str
+    folder: Path
+    annotated: tuple[str, ...]  # the labels this site draws; what it does not draw is unknown, not absent
+    source: str
+    licence: str
+    cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All sites, sorted by name, and what they have in common."""
+
+    folder: Path
+    task: str  # "segmentation" | "classification"
+    labels: tuple[str, ...]  # mask values 1, 2, … in this order, or the classes 0, 1, …
+    dimensions: int
+    channels: int
+    contains: Mapping[str, tuple[str, ...]]  # a label's region includes the regions of these labels
+    sites: Mapping[str, SiteFolder]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong; `case` and `site` are empty where the fault is not theirs."""
+
+    site: str
+    case: str
+    file: str  # relative to the federation's folder
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{f', case {self.case!r}' if self.case else ''}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that cannot be used as a case, and those of its files that are there and can still be looked at."""
+
+    site: str
+    name: str
+    image: Path | None
+    label: Path | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the tables say: the sound part, every fault, and the rows that are not in the sound part."""
+
+    federation: Federation | None  # None: federation.toml says too little to read on
+    faults: tuple[Fault, ...]
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A cases.csv as it is, so that rewriting it changes nothing but what was meant."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, str], ...]
+    encoding: str = "utf-8"  # "utf-8-sig" where a spreadsheet wrote a byte order mark
+    newline: str = "\n"
+
+
+def read_federation(folder: Path) -> Federation:
+    """The federation in a folder; its tables are read and checked, its images are not opened."""
+    found = survey(folder)
+    refuse(found.faults, f"the tables of the federation {folder}")
+    assert found.federation is not None  # without it there is a fault
+    return found.federation
+
+
+def refuse(faults: Sequence[Fault], what: str) -> None:
+    """Raises one DataError that lists every fault, if there is any."""
+    if faults:
+        count = "One fault" if len(faults) == 1 else f"{len(faults)} faults"
+        lines = "\n".join(f"  {fault}" for fault in faults)
+        raise DataError(f"{count} in {what}; nothing was done.\n{lines}")
+
+
+def survey(folder: Path) -> Survey:
+    """Reads all tables of a federation as far as they can be read; raises nothing."""
+    folder = Path(folder)
+    faults: list[Fault] = []
+    rejected: list[Rejected] = []
+    federation = _read_head(folder, faults)
+    if federation is None:
+        return Survey(None, tuple(faults), ())
+    sites: dict[str, SiteFolder] = {}
+    for place in _site_places(folder):
+        site = _read_site(federation, place, faults, rejected)
+        if site is None:
+            continue
+        if site.name in sites:
+            sentence = f"name {site.name!r} is also the name of {sites[site.name].folder.name}/; give each its own."
+            faults.append(Fault(site.name, "", f"{place.name}/site.toml", sentence))
+            rejected += [_reject(site.name, case) for case in site.cases]
+        else:
+            sites[site.name] = site
+    if not sites and not faults:
+        sentence = "no site was found; a site is a folder with site.toml and cases.csv in it."
+        faults.append(Fault("", "", str(folder), sentence))
+    return Survey(replace(federation, sites=dict(sorted(sites.items()))), tuple(faults), tuple(rejected))
+
+
+def write_federation_toml(
+    folder: Path,
+    task: str,
+    labels: Sequence[str],
+    dimensions: int,
+    channels: int,
+    contains: Mapping[str, Sequence[str]] | None = None,
+) -> Path:
+    """Writes federation.toml; the folder is made if needed."""
+    lines = [
+        f"task = {_toml(task)}",
+        f"labels = {_toml(list(labels))}",
+        f"dimensions = {dimensions}",
+        f"channels = {channels}",
+    ]
+    if contains:
+        inside = ", ".join(f"{_toml(outer)} = {_toml(list(inner))}" for outer, inner in contains.items())
+        lines.append(f"contains = {{{inside}}}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write_text(folder / "federation.toml", "\n".join(lines) + "\n")
+
+
+def write_site(
+    folder: Path,
+    name: str,
+    cases: Iterable[Case],
+    annotated: Sequence[str] = (),
+    source: str = "",
+    licence: str = "",
+) -> Path:
+    """Writes site.toml and cases.csv of site `name` into the federation's folder, and returns the site's folder.
+
+    Paths of the cases are relative to the site's folder, or inside it. No `annotated` means all labels.
+    """
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    lines = [f"name = {_toml(name)}"]
+    if annotated:
+        lines.append(f"annotated = {_toml(list(annotated))}")
+    lines += [f"source = {_toml(source)}", f"licence = {_toml(licence)}"]
+    rows = []
+    for case in cases:
+        label = case.label if isinstance(case.label, str) else _inside(case.label, place)
+        values = (case.name, case.patient, case.split, _inside(case.image, place), label)
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    write_table(place / "cases.csv", Table(COLUMNS, tuple(rows)))
+    _write_text(place / "site.toml", "\n".join(lines) + "\n")
+    return place
+
+
+def read_table(path: Path) -> Table:
+    """A cases.csv with every cell stripped; rows of empty cells are left out."""
+    raw = path.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError('is not UTF-8 text; save it as "CSV UTF-8".') from None
+    try:
+        lines = [[cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline=""), strict=True)]
+    except csv.Error as error:
+        raise DataError(f"is not a readable table ({error}); save it as comma-separated text.") from None
+    lines = [line for line in lines if any(line)]
+    if not lines:
+        raise DataError(f"is empty; its first line must be {','.join(COLUMNS)}.")
+    columns = _trimmed(lines[0], 0)
+    _refuse_columns(columns)
+    rows = []
+    for line in lines[1:]:
+        cells = _trimmed(line, len(columns))
+        row = dict(zip(columns, cells))
+        if len(cells) > len(columns):
+            row[""] = ",".join(cells[len(columns) :])  # _row_faults names it
+        rows.append(row)
+    encoding = "utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8"
+    return Table(tuple(columns), tuple(rows), encoding, "\r\n" if b"\r\n" in raw else "\n")
+
+
+def _trimmed(cells: list[str], width: int) -> list[str]:
+    """Without the empty cells a spreadsheet leaves at the end of a line, and filled up to `width`."""
+    last = max((i for i, cell in enumerate(cells) if cell), default=-1)
+    return cells[: last + 1] + [""] * (width - last - 1)
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Writes a cases.csv in one step: a reader sees the old table or the new one."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, table.columns, lineterminator=table.newline)
+    writer.writeheader()
+    writer.writerows(table.rows)
+    _write_text(path, text.getvalue(), table.encoding)
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """What to write instead of an unknown word."""
+    valid = list(valid)
+    close = difflib.get_close_matches(word.lower(), valid, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}."
+
+
+def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Every label whose region lies in the region of `outer`, at any depth."""
+    seen: set[str] = set()
+    todo = list(contains.get(outer, ()))
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += contains.get(name, ())
+    return seen
+
+
+_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a folder, a tensor name and a certificate
+_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
+_HEAD_KEYS = {"task": str, "labels": list, "dimensions": int, "channels": int, "contains": dict}
+_SITE_KEYS = {"name": str, "annotated": list, "source": str, "licence": str}
+_KINDS = {str: "text in quotes", list: "a list of texts", int: "a whole number", dict: "a table of lists"}
+
+
+def _site_places(folder: Path) -> list[Path]:
+    places = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return [p for p in places if (p / "site.toml").exists() or (p / "cases.csv").exists()]
+
+
+def _read_head(folder: Path, faults: list[Fault]) -> Federation | None:
+    """Everything of federation.toml; its sites come later."""
+    if not folder.is_dir():
+        faults.append(Fault("", "", str(folder), "is not a folder; give the folder that holds federation.toml."))
+        return None
+    wrong: list[str] = []
+    facts = _read_toml(folder / "federation.toml", _HEAD_KEYS, ("task", "labels", "dimensions", "channels"), wrong)
+    if "task" in facts and facts["task"] not in TASKS:
+        wrong.append(f"task {facts['task']!r} is unknown; {nearest(facts['task'], TASKS)}")
+    labels = tuple(facts.get("labels", ()))
+    if "labels" in facts:
+        wrong += _label_faults(labels, facts.get("task", ""))
+    if "dimensions" in facts and facts["dimensions"] not in (2, 3):
+        wrong.append(f"dimensions is {facts['dimensions']}; it is 2 for pictures or 3 for volumes.")
+    if "channels" in facts and facts["channels"] < 1:
+        wrong.append(f"channels is {facts['channels']}; it is 1 for grey images, 3 for colour.")
+    contains = {outer: tuple(inner) for outer, inner in facts.get("contains", {}).items()}
+    wrong += _contains_faults(contains, labels, facts.get("task", ""))
+    faults += [Fault("", "", "federation.toml", sentence) for sentence in wrong]
+    if not _is_enough(facts, labels):
+        return None
+    return Federation(folder, facts["task"], labels, facts["dimensions"], facts["channels"], contains, {})
+
+
+def _is_enough(facts: Mapping[str, Any], labels: tuple[str, ...]) -> bool:
+    """Whether the sites can be looked at, even if something else in federation.toml is wrong."""
+    sound = facts.get("task") in TASKS and facts.get("dimensions") in (2, 3) and facts.get("channels", 0) > 0
+    return sound and bool(labels)
+
+
+def _label_faults(labels: tuple[str, ...], task: str) -> list[str]:
+    wrong = []
+    if not labels:
+        wrong.append("labels is empty; name at least one.")
+    if len(set(labels)) < len(labels) or "" in labels:
+        wrong.append("labels has an empty or repeated name; give each label its own.")
+    if task == "segmentation" and "background" in labels:
+        wrong.append("labels has 'background'; leave it out, it is always mask value 0.")
+    if task == "segmentation" and len(labels) > 255:
+        wrong.append(f"labels has {len(labels)} names; a mask has room for 255.")
+    return wrong
+
+
+def _contains_faults(contains: Mapping[str, tuple[str, ...]], labels: tuple[str, ...], task: str) -> list[str]:
+    if contains and task == "classification":
+        return ["contains is for masks; leave it out of a classification."]
+    named = sorted({name for outer, inner in contains.items() for name in (outer, *inner)} - set(labels))
+    if named and labels:
+        return [f"contains names {name!r}, which is not in labels; {nearest(name, labels)}" for name in named]
+    around = [outer for outer in contains if outer in inside_of(outer, contains)]
+    return [f"contains puts {around[0]!r} inside itself; say only what lies inside what."] if around else []
+
+
+def _read_site(federation: Federation, place: Path, faults: list[Fault], rejected: list[Rejected]) -> SiteFolder | None:
+    """A site with its sound cases, or None where its tables cannot be used at all."""
+    wrong: list[str] = []
+    facts = _read_toml(place / "site.toml", _SITE_KEYS, ("name",), wrong)
+    name = facts.get("name", place.name)
+    if not _SITE_NAME.fullmatch(name):
+        wrong.append(f"name {name!r} cannot be used; write letters, digits, '-', '_' or '.', a letter or digit first.")
+    annotated = tuple(facts.get("annotated", federation.labels))
+    if not annotated:
+        wrong.append("annotated is empty; leave it out if all labels are drawn, or name those that are.")
+    wrong += [
+        f"annotated names {label!r}, which is not in federation.toml; {nearest(label, federation.labels)}"
+        for label in annotated
+        if label not in federation.labels
+    ]
+    faults += [Fault(name, "", f"{place.name}/site.toml", sentence) for sentence in wrong]
+    try:
+        table = read_table(place / "cases.csv")
+    except FileNotFoundError:
+        faults.append(Fault(name, "", f"{place.name}/cases.csv", f"is missing; write {','.join(COLUMNS)} per case."))
+        return None
+    except DataError as error:
+        faults.append(Fault(name, "", f"{place.name}/cases.csv", str(error)))
+        return None
+    cases = _read_cases(federation, place, name, table, faults, rejected)
+    if wrong:
+        rejected += [_reject(name, case) for case in cases]
+        return None
+    ordered = tuple(label for label in federation.labels if label in annotated)
+    return SiteFolder(name, place, ordered, facts.get("source", ""), facts.get("licence", ""), cases)
+
+
+def _reject(site: str, case: Case) -> Rejected:
+    return Rejected(site, case.name, case.image, case.label if isinstance(case.label, Path) else None)
+
+
+def _read_cases(
+    federation: Federation,
+    place: Path,
+    site: str,
+    table: Table,
+    faults: list[Fault],
+    rejected: list[Rejected],
+) -> tuple[Case, ...]:
+    """The sound cases; every fault of every row is added to `faults`, and the row to `rejected`."""
+    file = f"{place.name}/cases.csv"
+    if not table.rows:
+        faults.append(Fault(site, "", file, "has no case; write one line per case."))
+    masks = federation.task == "segmentation"
+    inside = _Inside(place)
+    seen: set[str] = set()
+    split_of: dict[str, str] = {}
+    cases = []
+    for number, row in enumerate(table.rows, start=1):
+        name, patient, split = row["case"], row["patient"], row["split"]
+        wrong = _row_faults(row, seen, split_of, number)
+        seen.add(name)
+        if split in SPLITS:
+            split_of.setdefault(patient, split)
+        image_fault = inside.fault("image", row["image"])
+        label_fault = inside.fault("label", row["label"]) if masks else _class_fault(row["label"], federation.labels)
+        wrong += [sentence for sentence in (image_fault, label_fault) if sentence]
+        image, label = place / row["image"], place / row["label"]
+        if wrong:
+            faults += [Fault(site, name, file, sentence) for sentence in wrong]
+            seen_label = label if masks and not label_fault else None
+            rejected.append(Rejected(site, name, None if image_fault else image, seen_label))
+        else:
+            cases.append(Case(name, patient, split, image, label if masks else row["label"]))
+    return tuple(cases)
+
+
+def _class_fault(name: str, labels: tuple[str, ...]) -> str:
+    return "" if name in labels else f"class {name!r} is not in federation.toml; {nearest(name, labels)}"
+
+
+def _row_faults(row: Mapping[str, str], seen: set[str], split_of: Mapping[str, str], number: int) -> list[str]:
+    name, patient, split = row["case"], row["patient"], row["split"]
+    wrong = []
+    if not name:
+        wrong.append(f"case row {number} has no case name; give it one of its own.")
+    elif name in seen:
+        wrong.append("this case name is there twice; give each case its own.")
+    if not name.isprintable() or "/" in name or "\\" in name:
+        wrong.append("this case name cannot name a file; leave out '/', '\\' and control characters.")
+    if "" in row:
+        wrong.append(f"the cells {row['']!r} have no column; put quotes around a cell that contains a comma.")
+    if not patient:
+        wrong.append("the patient is missing; repeat the case name if nothing is known.")
+    if split and split not in SPLITS:
+        wrong.append(f"split {split!r} is unknown; use train, valid or test, or leave it empty.")
+    elif split and patient and split_of.get(patient, split) != split:
+        wrong.append(f"patient {patient!r} is in two splits, {split_of[patient]} and {split}; keep a patient in one.")
+    return wrong
+
+
+class _Inside:
+    """Answers whether a path of a table is a file inside the site's folder, with one system call per file."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.root = os.path.realpath(place)
+        self.safe: dict[str, bool] = {}
+
+    def fault(self, column: str, text: str) -> str:
+        sentence = self._fault(text)
+        return f"{column} {sentence}" if sentence else ""
+
+    def _fault(self, text: str) -> str:
+        if not text:
+            return "is missing; write a path relative to the site's folder."
+        if _ABSOLUTE.match(text) or ".." in re.split(r"[/\\]", text):
+            return f"{text!r} leaves the site's folder; write a path relative to it, without '..'."
+        if not suffix_of(Path(text)):
+            return f"{text!r} is not of an accepted format; use one of {', '.join(IMAGE_SUFFIXES)}."
+        full = self.place / text
+        try:
+            status = os.lstat(full)
+        except (OSError, ValueError):
+            remedy = "write '/' between folders" if "\\" in text else "correct the path, or copy the file there"
+            return f"{text!r} does not exist; {remedy}."
+        if not self._is_inside(full, stat.S_ISLNK(status.st_mode)):
+            return f"{text!r} is a link that leaves the site's folder; copy the file into it."
+        if not stat.S_ISREG(status.st_mode) and not full.is_file():
+            return f"{text!r} is not a file; give the path of the image itself."
+        return ""
+
+    def _is_inside(self, full: Path, is_link: bool) -> bool:
+        if is_link:
+            return self._within(os.path.realpath(full))
+        parent = os.path.dirname(full)
+        if parent not in self.safe:
+            self.safe[parent] = self._within(os.path.realpath(parent))
+        return self.safe[parent]
+
+    def _within(self, real: str) -> bool:
+        return real == self.root or real.startswith(self.root + os.sep)
+
+
+def _read_toml(path: Path, keys: Mapping[str, type], required: Sequence[str], wrong: list[str]) -> dict[str, Any]:
+    """The keys of the right type; everything else is a sentence in `wrong`."""
+    try:
+        facts = tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
+    except FileNotFoundError:
+        wrong.append(f"is missing; write a file with {', '.join(required)} in it.")
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        wrong.append(f"is not readable TOML ({error}); see docs/data.md for an example.")
+        return {}
+    wrong += [f"key {key!r} is unknown; {nearest(key, keys)}" for key in facts if key not in keys]
+    wrong += [f"key {key!r} is missing; it is {_KINDS[keys[key]]}." for key in required if key not in facts]
+    good = {}
+    for key in keys.keys() & facts.keys():
+        if _is_a(facts[key], keys[key]):
+            good[key] = facts[key]
+        else:
+            wrong.append(f"{key} is {_toml(facts[key])}; it must be {_KINDS[keys[key]]}.")
+    return good
+
+
+def _is_a(value: object, kind: type) -> bool:
+    if kind is list:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_is_a(item, list) for item in value.values())
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _refuse_columns(columns: Sequence[str]) -> None:
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing and len(columns) == 1 and re.search("[;\t]", columns[0]):
+        raise DataError("has its cells separated by ';' or tabs; save it with commas between them.")
+    if missing:
+        others = [column for column in columns if column not in COLUMNS]
+        close = [near for column in missing for near in difflib.get_close_matches(column, others, n=1)]
+        hint = f" (rename {close[0]!r}?)" if close else ""
+        raise DataError(f"has no column {', '.join(missing)}{hint}; its first line must be {','.join(COLUMNS)}.")
+    if len(set(columns)) < len(columns):
+        raise DataError("has a column twice; keep one of them.")
+
+
+def _inside(path: Path, place: Path) -> str:
+    relative = path.relative_to(place) if path.is_relative_to(place) else path
+    if relative.is_absolute() or ".." in relative.parts:
+        raise ValueError(f"{path} is not inside {place}")
+    return relative.as_posix()
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)  # JSON's texts and lists are TOML's
+
+
+def _write_text(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(text.encode(encoding))
+        if path.exists():
+            shutil.copymode(path, partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,80 @@
+"""The main job on built-in phantoms: six hospitals, four ways to train, a table, a page, a few routed predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from consilium import simulation
+from consilium.data.phantoms import write_phantom
+from consilium.machine import default_workers
+from consilium.prediction import Prediction, predict
+from consilium.reporting import write_report
+from consilium.reports.reading import read_run
+from consilium.reports.tables import Comparison, compare
+from consilium.study import load_study
+from consilium.wires.processes import Pool
+
+DEFAULT_ROUNDS = 100
+CASES, SIZE = 440, 64
+METHODS = ("pooled", "local", "fedavg", "fedsm")
+
+
+class Watcher(Protocol):
+    def say(self, text: str) -> None: ...
+    def show(self, event: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the demo found."""
+
+    folder: Path
+    comparison: Comparison
+    predictions: list[Prediction]
+
+    def show(self) -> None:
+        from rich.console import Console
+
+        console = Console()
+        console.print(self.comparison.to_rich())
+        console.print("A few test images through the super model, as a hospital would use it:")
+        for p in self.predictions:
+            console.print(f"  {'/'.join(Path(p.image).parts[-3:])} -> {p.model}: {p.why}", highlight=False)
+        console.print(f"\nReport: {self.folder / 'report.html'}   Runs: {self.folder / 'runs'}")
+
+
+def study_file(name: str) -> Path:
+    """A study that comes with the package."""
+    return Path(str(resources.files("consilium") / "studies" / name))
+
+
+def run_demo(to: Path, rounds: int, seed: int, workers: int | None, watcher: Watcher) -> Outcome:
+    """Draw the hospitals, train four methods, compare and report; done parts are not repeated."""
+    data = to / f"retina-s{seed}"
+    if not data.exists():
+        watcher.say(f"drawing {CASES} eye photographs at six hospitals in {data}")
+        write_phantom("retina", data, CASES, SIZE, seed)
+    changes = [f'data.federation="{data.resolve()}"', f"study.rounds={rounds}", f"study.seed={seed}"]
+    studies = {name: load_study(study_file(f"demo_{name}.toml"), changes) for name in METHODS}
+    with Pool(default_workers() if workers is None else max(1, workers)) as pool:
+        # pooled training has one site and so uses one process: local training fills the others meanwhile
+        with ThreadPoolExecutor(2) as pair:
+            watch = {"pooled": None, "local": watcher.show}
+            both = [pair.submit(simulation.run, studies[n], to / "runs", pool=pool, watch=w) for n, w in watch.items()]
+            results = [future.result() for future in both]
+        results += [simulation.run(studies[n], to / "runs", pool=pool, watch=watcher.show) for n in ("fedavg", "fedsm")]
+    folders = [result.folder for result in results]
+    comparison = compare([read_run(folder) for folder in folders])
+    images = [next(iter(sorted((data / site / "images").glob("*.png")))) for site in sorted(_sites(data))]
+    predictions = predict(folders[-1], images, to / "predictions")
+    write_report(folders, to / "report.html", "Six hospitals, four ways to train")
+    return Outcome(to, comparison, predictions)
+
+
+def _sites(data: Path) -> list[str]:
+    return [path.parent.name for path in data.glob("*/site.toml")]

@@ -1,0 +1,100 @@
+"""What a method is, in words: for a user who must know what leaves the hospital."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+from typing import Any, get_type_hints
+
+from consilium.data.site_folder import nearest
+from consilium.errors import StudyError
+from consilium.method import Method
+from consilium.methods import ALIASES, METHODS
+
+
+def find(name: str) -> str:
+    name = ALIASES.get(name, name)
+    if name not in METHODS:
+        raise StudyError(f"there is no method '{name}'; {nearest(name, METHODS)}")
+    return name
+
+
+def describe_all(names: list[str] | None = None) -> list[dict[str, Any]]:
+    """Every method as JSON."""
+    return [_facts(name, METHODS[name]) for name in names or METHODS]
+
+
+def _facts(name: str, kind: type[Method]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "about": _sentence(kind),
+        "paper": kind.paper,
+        "fields": {f.name: f.default for f in dataclasses.fields(kind)},
+        "leaves_site": _message(kind.Uplink),
+        "stays": _message(kind.Memory),
+        "headline": kind.headline,
+        "deployable": kind.deployable,
+        "differences": list(kind.differences),
+    }
+
+
+def _sentence(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").split("\n")[0]
+
+
+def _message(kind: type) -> dict[str, str]:
+    """The fields of a message and what each is, with the comment beside it."""
+    hints = get_type_hints(kind)
+    notes = _comments(kind)
+    return {f.name.rstrip("_"): _said(hints[f.name], notes.get(f.name, "")) for f in dataclasses.fields(kind)}
+
+
+def _said(hint: Any, note: str) -> str:
+    name = getattr(hint, "__name__", None) if isinstance(hint, type) else None
+    kind = (name or str(hint)).replace("consilium.weights.", "").replace("consilium.learning.fit.", "")
+    kind = kind.replace("collections.abc.", "")
+    return f"{kind}: {note}" if note else kind
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """The comment on the line of each field: fields are documented where they are defined."""
+    found = {}
+    for line in textwrap.dedent(inspect.getsource(kind)).splitlines():
+        code, _, comment = line.partition("  # ")
+        name, colon, _ = code.removeprefix("    ").partition(":")
+        if colon and comment and name.isidentifier():  # deeper lines, of nested classes, start with a space
+            found[name] = comment.strip()
+    return found
+
+
+def describe(name: str | None = None) -> str:
+    """A list of all methods, or a page about one."""
+    if name is None:
+        width = max(map(len, METHODS))
+        lines = [f"{n.ljust(width)}  {_sentence(kind)}" for n, kind in METHODS.items()]
+        return "\n".join([*lines, "", "`consilium methods NAME` says what one is, and what leaves the hospital."])
+    name = find(name)
+    kind = METHODS[name]
+    facts = _facts(name, kind)
+    notes = _comments(kind)
+    fields = [f"  {key} = {value!r}".ljust(32) + notes.get(key, "") for key, value in facts["fields"].items()]
+    return "\n".join([
+        f"{name}: {facts['about']}",
+        f"Paper: {facts['paper']}",
+        f"Its headline model: {facts['headline']}" + ("" if kind.deployable else " (simulation only)"),
+        *_section("Fields of [method]", fields),
+        *_section("Leaves the hospital every round", _listed(facts["leaves_site"])),
+        *_section("Stays at the hospital", _listed(facts["stays"])),
+        *_section("Differences from the paper", [f"  - {text}" for text in facts["differences"]]),
+        "",
+        "A model can memorise images: what leaves is named above, not what could be inferred from it.",
+    ])  # fmt: skip
+
+
+def _listed(fields: dict[str, str]) -> list[str]:
+    return [f"  {key}".ljust(24) + text for key, text in fields.items()]
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return ["", f"{title}:", *(lines or ["  nothing"])]

@@ -1,0 +1,262 @@
+"""The only round loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from consilium.envelope import Envelope, Reply, RollCall, card_to_json
+from consilium.errors import WorkError
+from consilium.machine import peak_memory_mb
+from consilium.method import Best, Method, Phase, Valid, timeline
+from consilium.randomness import numpy_generator
+from consilium.refusal import fault_of
+from consilium.run_folder import RunFolder, disk_errors
+from consilium.scores import Row, run_summary, summarise, with_label_mean
+from consilium.site import Roster, Round, SiteCard, Task
+from consilium.study import Study
+from consilium.tree import Packet, PacketError, flatten, unflatten
+from consilium.weights import SiteName
+
+
+class WireError(WorkError):
+    """A site's answer that the run cannot do without did not come."""
+
+    def __init__(self, sentence: str, details: str = "") -> None:
+        super().__init__(sentence)
+        self.details = details
+
+
+class Wire(Protocol):
+    """Carries packets; a site that fails or is late is a `Reply` without a packet."""
+
+    def roll_call(self) -> RollCall: ...
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]: ...
+    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]: ...
+    def deliver(self, releases: Mapping[SiteName, Packet]) -> None: ...
+    def close(self) -> None: ...
+
+
+def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
+    """Train a study to its end, from wherever its folder stands; returns the summary."""
+    with folder.locked(), disk_errors(folder.path):
+        try:
+            return _Run(study, wire, folder).to_the_end()
+        finally:
+            wire.close()
+
+
+class _Run:
+    """A run under way."""
+
+    def __init__(self, study: Study, wire: Wire, folder: RunFolder) -> None:
+        self.study, self.wire, self.folder = study, wire, folder
+        self.method: Method = study.method
+        self.task: Task = study.task
+        self.line = timeline(self.method, study.plan.rounds)
+        folder.mend_journal()
+        folder.mend_scores()
+        self.roll = wire.roll_call()
+        self.roster: Roster = self.roll.members
+        self.memory_mb: dict[SiteName, float] = {}
+        for warning in self.method.check(self.task, self.roster, study.local):
+            folder.note("warning", text=warning)
+
+    def to_the_end(self) -> Mapping[str, Any]:
+        state = self.folder.resume(self.method)
+        best = self.folder.best(self.method)
+        server: Any = state.server if state else self.method.start(self.task, self.roster)
+        merged: dict[SiteName, int] = dict(state.merged) if state else {}
+        done = state.done if state else 0
+        self._say_hello(done)
+        if done:
+            best = self._score_if_due(*self.line[done - 1], server, merged, best)
+        for phase, round in self.line[done:]:
+            if phase.from_best and round.step == 0 and best is not None:
+                server = best.server
+            start = time.perf_counter()
+            replies = self._exchange(server, phase, round, merged)
+            server = self.method.merge(server, replies, round)
+            merged.update(dict.fromkeys(replies, round.index))
+            server = self.folder.commit(phase, round, server, merged)
+            self.folder.note("round", round=round.index + 1, phase=phase.name, seconds=_seconds(start))
+            best = self._score_if_due(phase, round, server, merged, best)
+        return self._finish(server, merged, best)
+
+    def _say_hello(self, done: int) -> None:
+        self.folder.write_origin({
+            "members": {name: card_to_json(card) for name, card in self.roster.items()},
+            "sites": {name: dict(facts) for name, facts in self.roll.facts.items()},
+        })  # fmt: skip
+        self.folder.note(
+            "resume" if done else "start",
+            method=self.study.method_name,
+            round=done,
+            rounds=len(self.line),
+            sites={name: card.n for name, card in self.roster.items()},
+        )
+
+    # ------------------------------------------------------------------------------------ one round
+
+    def _exchange(self, server: Any, phase: Phase, round: Round, merged: Mapping[SiteName, int]) -> dict[SiteName, Any]:
+        """Orders out, replies in; a reply that cannot be used is left out, said, and forgotten by its site."""
+        asked = self._asked(round)
+        orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
+        packets = {name: flatten(order) for name, order in orders.items() if order is not None}
+        head = Envelope(self.folder.path.name, self.study.method_name, round, merged)
+        replies: dict[SiteName, Any] = {}
+        lost = ""
+        for name, reply in sorted(self.wire.train(packets, head).items()):
+            facts = {"round": round.index + 1, "phase": phase.name, "site": name}
+            self.memory_mb[name] = reply.memory_mb
+            uplink, lost_here = self._accepted(name, reply, head)
+            if uplink is None:
+                lost = lost_here
+                self.folder.note("lost" if reply.packet is None else "refused", **facts, why=lost_here)
+                continue
+            replies[name] = uplink
+            assert reply.packet is not None
+            cost = {"bytes_down": packets[name].nbytes(), "bytes_up": reply.packet.nbytes()}
+            work = {"loss": getattr(uplink, "loss", None), "steps": getattr(uplink, "steps", None)}
+            self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost)
+        if len(replies) < max(1, self.study.plan.min_sites):
+            raise WorkError(
+                f"round {round.index + 1}: {len(replies)} of {len(packets)} sites answered, but min_sites is "
+                f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything up to round "
+                f"{round.index} is saved; when the sites are back, `consilium resume {self.folder.path}`."
+            )
+        return replies
+
+    def _asked(self, round: Round) -> list[SiteName]:
+        """The sites of this round: all but those away, or a seeded draw of them."""
+        plan = self.study.plan
+        here = [name for name in self.roster if round.index + 1 not in plan.away.get(name, ())]
+        if plan.sites_per_round and len(here) > plan.sites_per_round:
+            draw = numpy_generator(plan.seed, "sites per round", round.index)
+            here = sorted(str(name) for name in draw.choice(here, plan.sites_per_round, replace=False))
+        for name in self.roster:
+            if name not in here:
+                self.folder.note("away", round=round.index + 1, phase=round.phase, site=name)
+        return here
+
+    def _accepted(self, name: SiteName, reply: Reply, head: Envelope) -> tuple[Any | None, str]:
+        if reply.packet is None:
+            return None, reply.lost
+        try:
+            uplink: Any = unflatten(reply.packet, self.method.Uplink)
+        except PacketError as error:
+            return None, str(error)
+        expected = self.method.blank(self.task, self.roster, self.roster[name], head.round)
+        fault = fault_of(uplink, expected, reply.packet, head, name)
+        return (None, fault) if fault else (uplink, "")
+
+    # ------------------------------------------------------------------------------------ scores
+
+    def _score_if_due(
+        self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int], best: Best | None
+    ) -> Best | None:
+        due = phase.counts and ((round.step + 1) % self.study.plan.score_every == 0 or round.step + 1 == phase.rounds)
+        if not due or (round.index + 1, phase.name) in self.folder.scored():
+            return best
+        rows = self._score(server, merged, round, full=False)
+        now = Best(server, self._valid(rows, round))
+        if best is None or self.method.headline not in _models(now.valid):
+            best = now
+        else:
+            best = self.method.keep(best, now)
+        best = self.folder.keep(best)
+        self._seal(rows, round.index + 1, phase.name)
+        return best
+
+    def _score(self, server: Any, merged: Mapping[SiteName, int], round: Round, full: bool) -> list[Row]:
+        releases = {}
+        for name in self.roll.audience:
+            releases[name] = flatten(self.method.release(server, self.roster.get(name)))
+        head = Envelope(self.folder.path.name, self.study.method_name, round, merged, full)
+        answers = self.wire.score(releases, head)
+        return [row for name in sorted(answers) for row in answers[name]]
+
+    def _seal(self, rows: list[Row], round: int, phase: str) -> None:
+        """Scores count once their event is in the journal."""
+        self.folder.add_scores(rows)
+        model, metric = self.method.headline, self.task.headline
+        facts: dict[str, Any] = {}
+        for split in ("valid", "test"):
+            entry = summarise(with_label_mean(rows), split).get(model, {}).get(metric, {}).get("mean", {})
+            facts[split] = {"site_mean": entry.get("site_mean"), "sites": entry.get("sites", {})}
+        self.folder.note("score", round=round, phase=phase, model=model, metric=metric, **facts)
+
+    def _valid(self, rows: list[Row], round: Round) -> dict[str, Valid]:
+        """The validation scores `keep` decides by: a model's site mean, `:pooled`, `:routed`, and each owner's own."""
+        found: dict[str, float] = {}
+        for model, metrics in summarise(with_label_mean(rows), "valid").items():
+            entry = metrics.get(self.task.headline, {}).get("mean", {})
+            routed = metrics.get("routed", {}).get("", {})
+            values = {"": entry.get("site_mean"), ":pooled": entry.get("pooled"), ":routed": routed.get("site_mean")}
+            found.update({f"{model}{key}": value for key, value in values.items() if value is not None})
+            owned = any(row.of for row in rows if row.model == model)
+            found.update({f"{model}/{site}": value for site, value in entry.get("sites", {}).items() if owned})
+        return {key: Valid(value, round.index + 1) for key, value in found.items()}
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def _finish(self, server: Any, merged: Mapping[SiteName, int], best: Best | None) -> Mapping[str, Any]:
+        phase, final = self.line[-1]
+        assert best is not None
+        if phase.from_best and not phase.counts:
+            best = self.folder.keep(replace(best, server=server))
+        counted = [round for phase, round in self.line if phase.counts]
+        last_round = counted[-1].index + 1
+        best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
+        states = {"best": (best.server, best_round), "last": (self.folder.last(self.method), last_round)}
+        for name, (state, number) in states.items():
+            if (number, name) not in self.folder.scored():
+                where = replace(final, index=number - 1, phase=name)
+                self._seal(self._score(state, merged, where, full=True), number, name)
+        self.wire.deliver(
+            {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()}
+        )
+        summary = self._summary(best, best_round, last_round)
+        self.folder.finish(self.method, summary)
+        self.folder.note("finish", seconds=summary["seconds"])
+        return summary
+
+    def _recipients(self) -> dict[SiteName, SiteCard | None]:
+        return {name: self.roster.get(name) for name in self.roll.audience}
+
+    def _summary(self, best: Best, best_round: int, last_round: int) -> Mapping[str, Any]:
+        rows = self.folder.rows()
+        events = {(e["event"], e.get("round"), e.get("site")): e for e in self.folder.events()}.values()
+        train = [event for event in events if event["event"] == "train"]
+        rounds = {key: mark.round for key, mark in best.valid.items()}
+        return run_summary(
+            method=self.study.method_name,
+            seed=self.study.plan.seed,
+            rounds=self.study.plan.rounds,
+            headline_model=self.method.headline,
+            headline_metric=self.task.headline,
+            best_rows=[row for row in rows if row.phase == "best"],
+            last_rows=[row for row in rows if row.phase == "last"],
+            best_round=best_round,
+            last_round=last_round,
+            seconds=round3(sum(event["seconds"] for event in events if event["event"] == "round")),
+            bytes_up=sum(event["bytes_up"] for event in train),
+            bytes_down=sum(event["bytes_down"] for event in train),
+            peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
+            best_rounds=rounds,
+        )
+
+
+def _models(valid: Mapping[str, Valid]) -> set[str]:
+    """The models with a validation score: "local" for "local/hk"."""
+    return {key.partition("/")[0] for key in valid}
+
+
+def round3(number: float) -> float:
+    return round(number, 3)
+
+
+def _seconds(start: float) -> float:
+    return round3(time.perf_counter() - start)

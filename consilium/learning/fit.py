@@ -1,0 +1,192 @@
+"""The one local loop: one pass over the batches, in which every job steps on the same batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from consilium.site import Batch, Local, Round, Site, Task
+from consilium.tree import message
+from consilium.weights import Weights
+
+
+@message
+class OptimizerState:
+    """What an optimiser keeps between rounds, by parameter name."""
+
+    step: int
+    slots: Mapping[str, Weights]  # for Adam: exp_avg, exp_avg_sq
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model to train."""
+
+    weights: Weights
+    kind: str = "model"
+    labels: Sequence[str] | None = None
+    loss: Callable[[Any, Batch], Tensor] | None = None  # default: the task's
+    penalty: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # of the parameters, added to the loss
+    correct: Weights | None = None  # added to every gradient
+    state: OptimizerState | None = None  # a kept optimiser
+    lr: float | None = None  # default: the study's
+    step: bool = True  # False: the weights stay, the mean gradient over all cases is returned
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What became of a job."""
+
+    weights: Weights
+    steps: int
+    loss: float  # mean over cases, of the loss without penalty
+    state: OptimizerState | None
+    gradient: Weights | None = None
+
+
+def fit(site: Site, jobs: Mapping[str, Job], round: Round) -> dict[str, Fit]:
+    """Train every job on the site's batches of this round; data are read and augmented once per batch."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(site.generator(round, "dropout").initial_seed())
+        runs = {name: _Run(site, job, slot, round) for slot, (name, job) in enumerate(jobs.items())}
+        for batch in site.batches(round):
+            batch = _placed(batch, site)
+            for run in runs.values():
+                run.learn(batch)
+    return {name: run.result() for name, run in runs.items()}
+
+
+def learning_rate(local: Local, round: Round) -> float:
+    """The study's learning rate in this round."""
+    if local.schedule == "decay":
+        return float(local.lr * local.decay**round.step)
+    if local.schedule == "warmup-cosine":
+        warm = max(1, math.ceil(local.warmup * round.total))
+        if round.step < warm:
+            return local.lr * (round.step + 1) / warm
+        done = (round.step - warm) / max(1, round.total - warm)
+        return local.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return local.lr
+
+
+def _placed(batch: Batch, site: Site) -> Batch:
+    """Channels-last makes 2-D convolutions faster on CPUs and GPUs alike."""
+    images = batch.images.to(site.device, non_blocking=True)
+    if images.dim() == 4:
+        images = images.contiguous(memory_format=torch.channels_last)
+    return Batch(images, batch.truth.to(site.device, non_blocking=True), batch.cases)
+
+
+@lru_cache(maxsize=16)
+def _workbench(task: Task, kind: str, labels: tuple[str, ...] | None, slot: int, device: str) -> nn.Module:
+    """A network to train in, built once per process; every use loads all of its weights."""
+    module = task.network(kind, labels).to(device)
+    if task.dimensions == 2:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
+
+
+class _Run:
+    """A job under way."""
+
+    def __init__(self, site: Site, job: Job, slot: int, round: Round) -> None:
+        self.job, self.site = job, site
+        labels = None if job.labels is None else tuple(job.labels)
+        self.module = _workbench(site.task, job.kind, labels, slot, site.device)
+        self.module.load_state_dict(dict(job.weights))
+        self.module.train()
+        self.names = [name for name, _ in self.module.named_parameters()]
+        self.parameters = list(self.module.parameters())
+        self.correct = [job.correct[name].to(site.device) for name in self.names] if job.correct is not None else None
+        self.optimizer = optimizer(self.parameters, site.local, job.lr or learning_rate(site.local, round))
+        if job.state is not None:
+            load_state(self.optimizer, self.names, self.parameters, job.state)
+        self.scaler = torch.amp.GradScaler(site.device.split(":")[0], enabled=site.local.precision == "float16")
+        self.loss = job.loss or site.task.loss
+        self.total, self.cases, self.steps = 0.0, 0, 0
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def learn(self, batch: Batch) -> None:
+        with precision(self.site):
+            loss = self.loss(self.module(batch.images), batch)
+        self.total += loss.item() * len(batch.cases)
+        self.cases += len(batch.cases)
+        if not self.job.step:
+            (loss * len(batch.cases)).backward()  # type: ignore[no-untyped-call]
+            return
+        if self.job.penalty is not None:
+            loss = loss + self.job.penalty(dict(zip(self.names, self.parameters)))
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._step()
+
+    def _step(self) -> None:
+        if self.correct is not None or self.site.local.clip:
+            self.scaler.unscale_(self.optimizer)
+        if self.correct is not None:
+            for parameter, extra in zip(self.parameters, self.correct):
+                assert parameter.grad is not None
+                parameter.grad.add_(extra)
+        if self.site.local.clip:
+            nn.utils.clip_grad_norm_(self.parameters, self.site.local.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+
+    def result(self) -> Fit:
+        gradient = None if self.job.step else self._mean_gradient()
+        state = read_state(self.optimizer, self.names, self.parameters) if self.job.step else None
+        return Fit(Weights(self.module.state_dict()), self.steps, self.total / max(1, self.cases), state, gradient)
+
+    def _mean_gradient(self) -> Weights:
+        gradients = {}
+        for name, parameter in zip(self.names, self.parameters):
+            total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients[name] = total / max(1, self.cases)
+            parameter.grad = None
+        return Weights(gradients)
+
+
+def precision(site: Site) -> AbstractContextManager[Any]:
+    """Mixed precision where the study asks for it."""
+    if site.local.precision == "float32":
+        return nullcontext()
+    return torch.autocast(site.device.split(":")[0], dtype=getattr(torch, site.local.precision))
+
+
+def optimizer(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> torch.optim.Optimizer:
+    """The study's optimiser; fused kernels step all parameters in one call."""
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    if local.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=fused)
+    kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr, weight_decay=local.weight_decay, fused=fused)
+
+
+def read_state(
+    optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter]
+) -> OptimizerState | None:
+    kept = [optimizer.state.get(p, {}) for p in parameters]
+    if not kept or not all(kept):
+        return None
+    slots = [key for key, value in kept[0].items() if isinstance(value, Tensor) and key != "step"]
+    return OptimizerState(
+        step=int(kept[0].get("step", 0)),
+        slots={slot: Weights({name: part[slot] for name, part in zip(names, kept)}) for slot in slots},
+    )
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter], state: OptimizerState
+) -> None:
+    for name, parameter in zip(names, parameters):
+        slots = {slot: torch.empty_like(parameter).copy_(weights[name]) for slot, weights in state.slots.items()}
+        optimizer.state[parameter] = {"step": torch.tensor(float(state.step)), **slots}

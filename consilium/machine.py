@@ -1,0 +1,68 @@
+"""What this machine is and has."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from consilium import __version__
+from consilium.errors import StudyError
+
+
+def default_workers() -> int:
+    """One process per core this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pick_device(wanted: str, index: int) -> str:
+    """The device of a site: sites are spread over the GPUs of the machine."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if wanted == "cuda" and torch.cuda.is_available():
+        return f"cuda:{max(index, 0) % torch.cuda.device_count()}"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise StudyError(f"[local] device = '{wanted}' cannot be used on this machine: {error}") from error
+    return wanted
+
+
+def peak_memory_mb() -> float:
+    """The most memory this process has held; kilobytes on Linux, bytes on macOS."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def origin() -> dict[str, Any]:
+    """Versions, commit and machine, for whoever wants to repeat the run."""
+    packages = ("torch", "monai", "numpy", "safetensors", "nibabel", "SimpleITK")
+    versions = {"consilium": __version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    machine = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+    return {
+        "versions": versions,
+        "commit": _commit(),
+        "machine": machine,
+        "MKL_CBWR": os.environ.get("MKL_CBWR", ""),
+    }
+
+
+def _commit() -> str:
+    git = shutil.which("git")
+    if not git:
+        return ""
+    command = [git, "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,172 @@
+"""A method is six verbs over five messages; the object holds hyper-parameters only.
+
+The smallest method, federated averaging of one number, whole:
+
+    @dataclass(frozen=True)
+    class Average(Method):
+        @message
+        class Server:
+            x: float
+        Downlink = Release = Server
+        @message
+        class Uplink:
+            x: float
+        def start(self, task, roster): return self.Server(0.0)
+        def send(self, server, site, round): return server
+        def train(self, site, memory, got, round): return self.Uplink(got.x + site.card.n), memory
+        def merge(self, server, replies, round): return self.Server(sum(r.x for r in replies.values()) / len(replies))
+        def release(self, server, site): return server
+        def deploy(self, task, memory, released): ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_type_hints
+
+from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.tree import message
+from consilium.weights import SiteName, Weights
+
+__all__ = ["Best", "GlobalModel", "Method", "Phase", "Valid", "message", "timeline"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds with one protocol."""
+
+    name: str
+    rounds: int
+    counts: bool = True  # False: not one of the paper's rounds
+    from_best: bool = False  # starts from the best server state instead of the last
+
+
+@dataclass(frozen=True)
+class Valid:
+    """A validation score, and the round it was taken."""
+
+    value: float
+    round: int
+
+
+@dataclass(frozen=True)
+class Best:
+    """A server state worth keeping, and the validation scores it was chosen by: "super", "global", "personal/hk" …"""
+
+    server: Any
+    valid: Mapping[str, Valid]
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Six verbs, functions of their arguments. See the module's example."""
+
+    Server: ClassVar[type]
+    Downlink: ClassVar[type]
+    Uplink: ClassVar[type]
+    Release: ClassVar[type]
+
+    paper: ClassVar[str]
+    headline: ClassVar[str]  # the model the method is about: "global", "personal", "super", "local", "pooled"
+    deployable: ClassVar[bool] = True  # False: simulation only
+    pooled: ClassVar[bool] = False  # True: trains on one virtual site that holds all cases
+    differences: ClassVar[tuple[str, ...]] = ()  # from the paper, as its page says
+
+    @message
+    class Memory:
+        """Kept by one site between rounds, never sent. Empty for a stateless method."""
+
+    def phases(self, rounds: int) -> list[Phase]:
+        return [Phase("train", rounds)]
+
+    def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
+        """Refuse a study that cannot work (StudyError); return warnings for one that is only unusual."""
+        return []
+
+    def remember(self, site: Site) -> Any:
+        """A site's first memory."""
+        return self.Memory()
+
+    @abstractmethod
+    def start(self, task: Task, roster: Roster) -> Any: ...
+
+    @abstractmethod
+    def send(self, server: Any, site: SiteCard, round: Round) -> Any | None:
+        """What this site gets this round; None: it sits the round out."""
+
+    @abstractmethod
+    def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
+        """The site's work: an uplink, and its new memory."""
+
+    @abstractmethod
+    def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
+        """The server's work, for any non-empty subset of the sites."""
+
+    @abstractmethod
+    def release(self, server: Any, site: SiteCard | None) -> Any:
+        """What a site gets to use; None: a hospital outside the federation."""
+
+    @abstractmethod
+    def deploy(self, task: Task, memory: Any | None, released: Any) -> Predictor: ...
+
+    def keep(self, best: Best, now: Best) -> Best:
+        """After every scored round: the state to keep. Here: the higher validation site mean of the headline model."""
+        return max(best, now, key=lambda state: (state.valid[self.headline].value, -state.valid[self.headline].round))
+
+    def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Any:
+        """The expected uplink on the meta device: names, shapes, types, which fields are None.
+
+        Here: every `Weights` field has the shape of the model, every number is zero.
+        """
+        hints = get_type_hints(self.Uplink)
+        empty: dict[Any, Callable[[], Any]] = {Weights: task.shape, float: float, int: int, str: str, bool: bool}
+        return self.Uplink(**{f.name: empty[hints[f.name]]() for f in dataclasses.fields(self.Uplink)})
+
+
+class GlobalModel(Method):
+    """One shared model goes down, comes back trained, and is merged; `train` and `merge` are the method's own."""
+
+    headline: ClassVar[str] = "global"
+
+    @message
+    class Server:
+        global_: Weights
+        n: Mapping[SiteName, int]
+
+    @message
+    class Downlink:
+        global_: Weights
+
+    @message
+    class Uplink:
+        global_: Weights
+        loss: float  # mean training loss of the round
+        steps: int
+
+    @message
+    class Release:
+        global_: Weights
+
+    def start(self, task: Task, roster: Roster) -> Server:
+        return self.Server(task.initial(), {name: card.n for name, card in roster.items()})
+
+    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink | None:
+        return self.Downlink(server.global_)
+
+    def release(self, server: Server, site: SiteCard | None) -> Release:
+        return self.Release(server.global_)
+
+    def deploy(self, task: Task, memory: Any | None, released: Release) -> Predictor:
+        return OneModel(task, released.global_, "global")
+
+
+def timeline(method: Method, rounds: int) -> list[tuple[Phase, Round]]:
+    """Every round of a run, with its phase."""
+    line: list[tuple[Phase, Round]] = []
+    for phase in method.phases(rounds):
+        for step in range(phase.rounds):
+            line.append((phase, Round(len(line), phase.name, step, phase.rounds)))
+    return line

@@ -1,0 +1,26 @@
+"""FedAvg: sites train the shared model, the server averages by numbers of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from consilium.learning.fit import Job, fit
+from consilium.method import GlobalModel
+from consilium.site import Round, Site
+from consilium.weights import SiteName, mean
+
+
+@dataclass(frozen=True)
+class FedAvg(GlobalModel):
+    """w = Σ (n_k / n) w_k over the sites that answered."""
+
+    paper: ClassVar[str] = "McMahan et al., Communication-efficient learning of deep networks (AISTATS 2017)"
+
+    def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
+        done = fit(site, {"global": Job(got.global_)}, round)["global"]
+        return self.Uplink(done.weights, done.loss, done.steps), memory
+
+    def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
+        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

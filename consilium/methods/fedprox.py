@@ -1,0 +1,45 @@
+"""FedProx: FedAvg whose sites are held near the shared model by a proximal term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from consilium.errors import StudyError
+from consilium.learning.fit import Job, fit
+from consilium.method import GlobalModel
+from consilium.site import Round, Site
+from consilium.weights import SiteName, mean
+
+
+@dataclass(frozen=True)
+class FedProx(GlobalModel):
+    """The loss of a site gains (μ/2) ‖w − w_g‖²; μ = 0 is FedAvg."""
+
+    mu: float = 0.01  # μ, the strength of the pull to the shared model
+
+    paper: ClassVar[str] = "Li et al., Federated optimization in heterogeneous networks (MLSys 2020)"
+    differences: ClassVar[tuple[str, ...]] = (
+        "The original lets slow sites do part of their work; here every site does all of it or is away.",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise StudyError(f"[method] mu = {self.mu}: it cannot be negative; 0 is FedAvg.")
+
+    def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
+        anchor = {name: tensor.to(site.device) for name, tensor in got.global_.items()}
+
+        def penalty(parameters: Mapping[str, Tensor]) -> Tensor:
+            squares = [(tensor - anchor[name]).square().sum() for name, tensor in parameters.items()]
+            return self.mu / 2 * torch.stack(squares).sum()
+
+        done = fit(site, {"global": Job(got.global_, penalty=penalty if self.mu else None)}, round)["global"]
+        return self.Uplink(done.weights, done.loss, done.steps), memory
+
+    def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
+        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

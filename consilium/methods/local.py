@@ -1,0 +1,100 @@
+"""Local training: no exchange. What each hospital has without a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from consilium.errors import NotForOutsiders
+from consilium.learning.fit import Job, OptimizerState, fit
+from consilium.method import Best, Method, message
+from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.weights import SiteName, Weights
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every site trains its own model; with `share_local_parts` the others may score it."""
+
+    share_local_parts: bool = True  # the site also uploads its model, so that it can be scored elsewhere
+
+    paper: ClassVar[str] = "the lower bound of every table"
+    headline: ClassVar[str] = "local"
+
+    @message
+    class Server:
+        local: Mapping[SiteName, Weights]  # as last received; empty if they are not shared
+
+    @message
+    class Downlink:
+        pass
+
+    @message
+    class Uplink:
+        local: Weights | None
+        loss: float
+        steps: int
+
+    @message
+    class Memory:
+        local: Weights
+        state: OptimizerState | None  # of the optimiser, kept
+
+    @message
+    class Release:
+        local: Mapping[SiteName, Weights]
+        home: SiteName  # empty for a hospital outside
+
+    def start(self, task: Task, roster: Roster) -> Server:
+        return self.Server({})
+
+    def remember(self, site: Site) -> Memory:
+        return self.Memory(site.task.initial(), None)
+
+    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
+        return self.Downlink()
+
+    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+        done = fit(site, {"local": Job(memory.local, state=memory.state)}, round)["local"]
+        shared = done.weights if self.share_local_parts else None
+        return self.Uplink(shared, done.loss, done.steps), self.Memory(done.weights, done.state)
+
+    def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
+        return self.Server({**server.local, **{name: r.local for name, r in replies.items() if r.local is not None}})
+
+    def release(self, server: Server, site: SiteCard | None) -> Release:
+        return self.Release(server.local, site.name if site else "")
+
+    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
+        models = {name: OneModel(task, w, "local", name, "trained") for name, w in sorted(released.local.items())}
+        if released.home in models:
+            own: Predictor = models.pop(released.home)
+        elif memory is not None:
+            own = OneModel(task, memory.local, "local", released.home, "trained")
+        elif models:
+            return WithOthers(Elsewhere(), elsewhere=tuple(models.values()))
+        else:
+            raise NotForOutsiders("local models were not shared, so there is none for a hospital outside.")
+        return WithOthers(own, elsewhere=tuple(models.values()))
+
+    def keep(self, best: Best, now: Best) -> Best:
+        """Each site keeps its own best round."""
+        local, valid = dict(best.server.local), dict(best.valid)
+        for name, weights in now.server.local.items():
+            key = f"local/{name}"
+            if key in now.valid and (key not in valid or now.valid[key].value > valid[key].value):
+                local[name], valid[key] = weights, now.valid[key]
+        return Best(self.Server(local), valid)
+
+    def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
+        return self.Uplink(task.shape() if self.share_local_parts else None, 0.0, 0)
+
+
+class Elsewhere(Predictor):
+    """A hospital outside has no local model of its own; it can only try the others'."""
+
+    model, of, when = "local", "", "trained"
+
+    def answer(self, images: Any) -> Any:
+        raise NotForOutsiders("local training has no model for a hospital outside; name one with --site.")

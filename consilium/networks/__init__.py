@@ -1,0 +1,26 @@
+"""The networks a study can name, each a dataclass of its fields with `build`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import nn
+
+from consilium.networks.cnn import CNN
+from consilium.networks.unet import UNet
+from consilium.networks.vgg import VGG11, SmallVGG
+
+
+class Network(Protocol):
+    """A network's fields, and how it is built for a number of inputs and outputs."""
+
+    def build(self, dimensions: int, channels: int, outputs: int) -> nn.Module: ...
+
+
+NETWORKS: dict[str, type[Network]] = {
+    "unet2d": UNet,
+    "unet3d": UNet,
+    "cnn": CNN,
+    "vgg11": VGG11,
+    "vgg-small": SmallVGG,
+}

@@ -1,0 +1,65 @@
+"""The U-Net of the segmentation studies, by MONAI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from consilium.errors import StudyError
+
+NORMS = {
+    "instance": ("instance", {"affine": True}),
+    "batch": ("batch", {}),
+    "group": ("group", {"num_groups": 4}),
+}
+
+
+@dataclass(frozen=True)
+class UNet:
+    """A U-Net with strided convolutions and `residual_units` per level."""
+
+    widths: tuple[int, ...] = (16, 32, 64, 128, 256)  # channels per level; each level halves the image
+    residual_units: int = 2
+    norm: str = "instance"  # "batch", "group"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.widths) < 2 or min(self.widths) < 1:
+            raise StudyError(f"[task] widths = {list(self.widths)}: at least two positive numbers are needed.")
+        if self.norm not in NORMS:
+            raise StudyError(f"[task] norm = {self.norm!r}: it must be one of {', '.join(NORMS)}.")
+        if self.norm == "group" and any(width % 4 for width in self.widths):
+            raise StudyError("[task] widths must be multiples of 4 for norm = 'group'.")
+
+    def build(self, dimensions: int, channels: int, outputs: int) -> nn.Module:
+        from monai.networks.nets import UNet as MonaiUNet
+
+        network = MonaiUNet(
+            spatial_dims=dimensions,
+            in_channels=channels,
+            out_channels=outputs,
+            channels=self.widths,
+            strides=(2,) * (len(self.widths) - 1),
+            num_res_units=self.residual_units,
+            norm=NORMS[self.norm],
+            dropout=self.dropout,
+        )
+        return AnySize(network, 1 << (len(self.widths) - 1))
+
+
+class AnySize(nn.Module):
+    """A network that needs image sides of a multiple of `divisor`, for images of any size: padded, then cut back."""
+
+    def __init__(self, net: nn.Module, divisor: int) -> None:
+        super().__init__()
+        self.net, self.divisor = net, divisor
+
+    def forward(self, images: Tensor) -> Tensor:
+        size = images.shape[2:]
+        gaps = [-side % self.divisor for side in size]
+        if not any(gaps):
+            return self.net(images)  # type: ignore[no-any-return]
+        margins = [width for gap in reversed(gaps) for width in (0, gap)]
+        output = self.net(nn.functional.pad(images, margins, mode="replicate"))
+        return output[(..., *(slice(side) for side in size))]  # type: ignore[no-any-return]

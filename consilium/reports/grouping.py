@@ -1,0 +1,63 @@
+"""Which runs are repeats of one another, and what they are called."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from consilium.reports.reading import Kind, RunView, settings
+
+NAMES = {
+    "pooled": "Pooled", "centralized": "Pooled", "local": "Local", "separate": "Local", "solo": "SOLO",
+    "fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "fedsm": "FedSM", "fedsm-extra": "FedSM-extra",
+    "fedsm-ensemble": "FedSM-ensemble", "fedavg-finetune": "FedAvg-FT", "fedprox-finetune": "FedProx-FT",
+    "fedavg-local": "FedAvg-local", "apfl": "APFL", "per-fedavg": "Per-FedAvg", "pfedme": "pFedMe", "apple": "APPLE",
+    "fedamp": "FedAMP", "heurfedamp": "HeurFedAMP", "fedfomo": "FedFomo", "ufps": "UFPS", "fedbn": "FedBN",
+    "fedasam": "FedASAM", "fedcrld": "FedCRLD", "dod": "DOD", "menu-net": "MENU-Net", "cond-dec": "Cond-dec",
+    "fedavg-pl": "FedAvg*", "fedprox-pl": "FedProx*", "moon-pl": "MOON*", "fedalign-pl": "FedAlign*",
+    "fedasam-pl": "FedASAM*", "cps-pl": "CPS*", "ms-kd-pl": "MS-KD*",
+}  # fmt: skip
+
+_APART = ("study.seed", "study.name")  # runs that differ only in these are repeats of one another
+_ORDER: dict[str, int] = {"bound": 0, "local": 1, "federated": 2}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed."""
+
+    name: str
+    kind: Kind
+    runs: tuple[RunView, ...]
+
+
+def groups(runs: Sequence[RunView]) -> tuple[Group, ...]:
+    """Runs by method and settings, in the order given, bounds and local training first."""
+    alike: dict[str, list[RunView]] = defaultdict(list)
+    for run in once(runs):
+        apart = {key: value for key, value in settings(run).items() if key not in _APART}
+        alike[run.method + json.dumps(apart, sort_keys=True, default=str)].append(run)
+    names = _names([found[0] for found in alike.values()])
+    made = [Group(name, found[0].kind, tuple(found)) for name, found in zip(names, alike.values(), strict=True)]
+    return tuple(sorted(made, key=lambda group: _ORDER[group.kind]))
+
+
+def once(runs: Iterable[RunView]) -> list[RunView]:
+    """A folder named twice counts once."""
+    return list({run.folder: run for run in runs}.values())
+
+
+def _names(runs: Sequence[RunView]) -> list[str]:
+    """The method's name, and what sets a run apart from the others of its method."""
+    names = []
+    for run in runs:
+        same = [settings(other) for other in runs if other.method == run.method]
+        mine = settings(run)
+        keys = [key for key in mine if key not in _APART and any(other.get(key) != mine[key] for other in same)]
+        details = ", ".join(f"{key.rpartition('.')[2]} {mine[key]}" for key in keys)
+        name = NAMES.get(run.method, run.method)
+        names.append(f"{name} ({details})" if details else name)
+    # an older study may lack the very key that sets them apart
+    return [name if names.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(names, runs, strict=True)]

@@ -1,0 +1,249 @@
+"""One self-contained page about one or more runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilium import __version__
+from consilium.errors import RunError
+from consilium.reports import drawings
+from consilium.reports.drawings import Overlay
+from consilium.reports.grouping import Group, groups, once
+from consilium.reports.reading import RunView, flat, settings
+from consilium.reports.tables import (
+    POOLED,
+    SITE_MEAN,
+    Cell,
+    Comparison,
+    Line,
+    called,
+    cells,
+    compare,
+    difference,
+)
+from consilium.scores import CHOSEN, MEAN
+
+__all__ = ["Overlay", "write_page"]
+
+_MISSED = ("away", "late", "refused", "failed")  # journal events of a site that is missing from a round
+
+_NAMED = ("study.name", "study.seed", "method.name")
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """One score, label by label; a line holds site mean and pooled of each label, None where there is none."""
+
+    metric: str
+    labels: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    empty: str
+
+
+def write_page(runs: Sequence[RunView], to: Path, overlays: Sequence[Overlay] = (), title: str | None = None) -> None:
+    """Write the report; a section without data is left out, and the file appears whole or not at all."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    if not runs:
+        raise RunError("there is no run to report on; name at least one run folder.")
+    if to.is_dir():
+        raise RunError(f"{to} is a folder; name a file for the page, such as {to / 'report.html'}.")
+    environment = Environment(
+        loader=PackageLoader("consilium.reports"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    _write(to, environment.get_template("page.html").render(_content(once(runs), overlays, title)))
+
+
+def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | None) -> dict[str, Any]:
+    comparison = compare(runs) if any(run.summary for run in runs) else None
+    every = groups(runs)
+    tints = drawings.tints(every, comparison)
+    sites = _sites(runs)
+    return {
+        "title": title or f"Federated training across {_number(len(sites))} sites",
+        "lead": _lead(comparison) if comparison else "No run is finished yet; this page shows how far they are.",
+        "unfinished": [run.name for run in runs if not run.summary],
+        "comparison": comparison,
+        "bounded": any(group.kind == "bound" and group.runs[0].summary for group in every),
+        "gap": drawings.gap(comparison, tints) if comparison else None,
+        "curves": drawings.curves(every, tints),
+        "matrix": drawings.site_matrix(comparison) if comparison else None,
+        "elsewhere": [picture for group in every if (picture := drawings.elsewhere(group))],
+        "selection": [picture for group in every if (picture := drawings.selected(group))],
+        "overlays": [drawings.example(overlay) for overlay in overlays],
+        "costs": drawings.costs(comparison.groups) if comparison else [],
+        "cost": drawings.cost_picture(comparison.groups, tints) if comparison else None,
+        "labels": _label_tables(comparison) if comparison else [],
+        "missed": _missed(every),
+        "same": _same(runs),
+        "differing": _differing(every),
+        "origin": _origin(runs),
+        "groups": every,
+        "run_names": [run.name for run in runs],
+        "version": __version__,
+    }
+
+
+def _lead(comparison: Comparison) -> str:
+    """The result in a sentence or two."""
+    lines = [line for line in comparison.lines if SITE_MEAN in line.cells and line.kind != "elsewhere"]
+    if not lines:
+        return "The runs are finished, but they hold no test scores of sites inside the federation."
+    federated = [line for line in lines if line.kind == "federated"]
+    leaders = comparison.best(SITE_MEAN)
+    first = next((line for line in federated if line.name in leaders), (federated or lines)[0])
+    rest = [line for line in lines if line is not first]
+    rest = [line for line in rest if line.kind != "federated" or line.name == "FedAvg"] or rest[:3]
+    others = [f"{_said(line)} {line.cells[SITE_MEAN].text(3)}" for line in rest]
+    n = sum(column.kind == "site" for column in comparison.columns)
+    where = f"Over {_number(n)} site{'s' * (n != 1)}"
+    sentence = f"{where}, {_said(first)} reaches a test {called(comparison.metric)} of {_level(first)}"
+    sentence += f"; for comparison: {', '.join(others)}." if others else "."
+    return f"{sentence} {_against(comparison, first)}".strip()
+
+
+def _number(n: int) -> str:
+    words = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    return words[n] if n < len(words) else str(n)
+
+
+def _said(line: Line) -> str:
+    return {"bound": "training on pooled data", "local": "each site alone"}.get(line.kind, line.name)
+
+
+def _level(line: Line) -> str:
+    text = line.cells[SITE_MEAN].text(3)
+    if line.interval:
+        return text + " (95 % interval {:.3f} to {:.3f})".format(*line.interval)
+    return text + (f" (mean ± standard deviation over {line.count} seeds)" if line.count > 1 else "")
+
+
+def _against(comparison: Comparison, first: Line) -> str:
+    """The leader against FedAvg on the same cases, if both are there once."""
+    runs = {group.name: group.runs for group in comparison.groups if len(group.runs) == 1}
+    if first.name not in runs or "FedAvg" not in runs or first.name == "FedAvg":
+        return ""
+    found = difference(runs[first.name][0], runs["FedAvg"][0])
+    if not found:
+        return ""
+    way = "above" if found["difference"] >= 0 else "below"
+    size, ends = abs(found["difference"]), sorted(abs(found[end]) for end in ("low", "high"))
+    if found["low"] * found["high"] <= 0:
+        return f"On the same {found['cases']} cases {first.name} and FedAvg cannot be told apart."
+    return (
+        f"On the same {found['cases']} cases {first.name} is {size:.3f} {way} FedAvg "
+        f"(95 % interval {ends[0]:.3f} to {ends[1]:.3f})."
+    )
+
+
+def _sites(runs: Sequence[RunView]) -> list[str]:
+    found: dict[str, None] = {}
+    for run in runs:
+        found |= dict.fromkeys(run.summary["headline"]["sites"] if run.summary else run.curve.sites)
+    return list(found)
+
+
+def _label_tables(comparison: Comparison) -> list[LabelTable]:
+    """One table per score; the headline score again only if it has several labels."""
+    found: dict[str, dict[str, None]] = {}
+    for group in comparison.groups:
+        run = group.runs[0]
+        order = list(dict.fromkeys(row.label for row in run.best_rows))  # the task's order, which a summary has lost
+        for metric, labels in _scores(run).items():
+            if metric != "confidence" and not metric.startswith(CHOSEN):
+                known = sorted(labels, key=lambda label: (label == MEAN, order.index(label) if label in order else -1))
+                found.setdefault(metric, {}).update(dict.fromkeys(known))
+    return [
+        _label_table(comparison, metric, tuple(labels))
+        for metric, labels in found.items()
+        if metric != comparison.metric or len(labels) > 1
+    ]
+
+
+def _label_table(comparison: Comparison, metric: str, labels: tuple[str, ...]) -> LabelTable:
+    lines, empty = [], Counter[str]()
+    for group in comparison.groups:
+        texts: list[Cell | None] = []
+        for label in labels:
+            entries = [_scores(run).get(metric, {}).get(label, {}) for run in group.runs]
+            found = cells(entries)
+            texts += [found.get(SITE_MEAN), found.get(POOLED)]
+            empty |= Counter({f"{label} at {site}": n for site, n in entries[0].get("empty", {}).items()})
+        lines.append((group.name, tuple(texts)))
+    left_out = ", ".join(f"{n} of {where}" for where, n in sorted(empty.items()))
+    return LabelTable(called(metric), labels, tuple(lines), left_out)
+
+
+def _scores(run: RunView) -> dict[str, dict[str, Any]]:
+    if not run.summary or run.headline is None:
+        return {}
+    found: dict[str, dict[str, Any]] = run.summary["best"]["scores"].get(run.headline.model, {})
+    return found
+
+
+def _missed(every: Sequence[Group]) -> list[tuple[str, str, str, int]]:
+    """Run, site, what happened, in how many rounds."""
+    counts = Counter(
+        (run.name, str(event.get("site", "")), str(event["event"]))
+        for group in every
+        for run in group.runs
+        for event in run.events
+        if event.get("event") in _MISSED
+    )
+    return [(*key, n) for key, n in sorted(counts.items())]
+
+
+def _same(runs: Sequence[RunView]) -> list[tuple[str, str]]:
+    studies = [settings(run) for run in runs]
+    return [(key, _text(value)) for key, value in studies[0].items() if all(s.get(key) == value for s in studies)]
+
+
+def _differing(every: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """Settings that are not the same in all groups; names and seeds stand elsewhere on the page."""
+    studies = [settings(group.runs[0]) for group in every]
+    keys = dict.fromkeys(key for study in studies for key in study if key not in _NAMED)
+    return [
+        (key, [_text(study[key]) if key in study else "–" for study in studies])
+        for key in keys
+        if any(key not in study or study[key] != studies[0].get(key) for study in studies)
+    ]
+
+
+def _origin(runs: Sequence[RunView]) -> list[tuple[str, str]]:
+    """Versions and machine, each value once; many runs usually share one origin."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key, value in flat(run.origin):
+            found.setdefault(key, {})[_text(value)] = None
+    return [(key, ", ".join(values)) for key, values in found.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "(empty)"
+    text = "(empty)" if value in ("", {}) else str(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _write(to: Path, text: str) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=to.parent, suffix=".part", delete=False) as part:
+        part.write(text)
+    try:
+        os.chmod(part.name, 0o644)  # a temporary file is private, a report is to be read
+        os.replace(part.name, to)
+    except OSError:
+        os.unlink(part.name)
+        raise

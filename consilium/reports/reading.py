@@ -1,0 +1,208 @@
+"""A run folder, read for a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from consilium.errors import RunError
+from consilium.scores import MEAN, Entry, Row, read_rows, summarise, with_label_mean
+
+Kind = Literal["bound", "local", "federated"]
+
+_LOCAL = ("local", "separate", "solo")
+_BOUND = ("pooled", "centralized")
+# what an unfinished run is probably about: the first of these it has scores of
+_MODELS = ("super", "ensemble", "personal", "global", "pooled", "local", "teacher")
+_METRICS = ("dice", "accuracy")
+_CHOSEN_ROUNDS = ("best", "last")  # phases of rows that belong to no single round of training
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Which of a run's scores its method is about."""
+
+    model: str
+    metric: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Validation scores over rounds; NaN where a site was not scored."""
+
+    rounds: tuple[int, ...]
+    site_mean: tuple[float, ...]
+    sites: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class RunView:
+    """What a report needs of one run; scores and journal are read when first asked for."""
+
+    folder: Path
+    study: Mapping[str, Any]
+    summary: Mapping[str, Any] | None  # None: unfinished
+    origin: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def method(self) -> str:
+        return str(self.summary["method"] if self.summary else self.study["method"]["name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.summary["seed"] if self.summary else self.study.get("study", {}).get("seed", 0))
+
+    @property
+    def kind(self) -> Kind:
+        if self.method in _BOUND or self.study.get("data", {}).get("pooled") is True:
+            return "bound"
+        return "local" if self.method in _LOCAL else "federated"
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        path = self.folder / "scores.csv"
+        return read_rows(path) if path.exists() else []
+
+    @cached_property
+    def events(self) -> list[Mapping[str, Any]]:
+        """The journal; a resumed run repeats a round, and the last event of an (event, round, site) counts."""
+        path = self.folder / "journal.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # [:-1]: empty, or cut short by a crash
+        last: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        for number, line in enumerate(lines, start=1):
+            event = _event(line, number, path)
+            last[event.get("event"), event.get("round"), event.get("site")] = event
+        return list(last.values())
+
+    @cached_property
+    def headline(self) -> Headline | None:
+        if self.summary:
+            found = self.summary["headline"]
+            return Headline(found["model"], found["metric"], found["label"])
+        pairs = {(row.model, row.metric) for row in self.rows}
+        about = [(model, metric) for metric in _METRICS for model in _MODELS if (model, metric) in pairs]
+        if not about:
+            return None
+        model, metric = about[0]
+        return Headline(model, metric, MEAN)
+
+    @cached_property
+    def best_rows(self) -> list[Row]:
+        """Scores of the models that were best on validation, label means included; none of an unfinished run."""
+        if not self.summary:
+            return []
+        marked = [row for row in self.rows if row.phase == "best"]
+        round_ = self.summary["best"]["round"]
+        return with_label_mean(marked or [row for row in self.rows if row.round == round_ and row.phase != "last"])
+
+    def entry(self, model: str, metric: str, label: str) -> Entry:
+        """Test scores of the best round from the summary; empty if there are none."""
+        scores = self.summary["best"]["scores"] if self.summary else {}
+        found: Entry = scores.get(model, {}).get(metric, {}).get(label, {})
+        return found
+
+    @cached_property
+    def curve(self) -> Curve:
+        about = self.headline
+        if about is None:
+            return Curve((), (), {})
+        rounds: dict[int, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            about_it = (row.model, row.metric, row.split) == (about.model, about.metric, "valid")
+            if about_it and row.phase not in _CHOSEN_ROUNDS:
+                rounds[row.round].append(row)
+        return _curve(rounds, about)
+
+
+def read_run(folder: Path) -> RunView:
+    """Open a run folder; an unfinished one has no summary."""
+    study = _toml(folder / "study.toml", folder)
+    if "name" not in study.get("method", {}):
+        raise RunError(f"{folder / 'study.toml'} names no method, so {folder} is not a run; give a folder under runs/.")
+    summary = _json(folder / "summary.json")
+    if summary is not None:
+        _check(summary, folder / "summary.json")
+    return RunView(folder.resolve(), study, summary, _json(folder / "origin.json") or {})
+
+
+def settings(run: RunView) -> dict[str, Any]:
+    """The study as `section.key` → value."""
+    return dict(flat(run.study))
+
+
+def flat(tree: Mapping[str, Any], under: str = "") -> Iterable[tuple[str, Any]]:
+    """Leaves of nested tables with dotted names; an empty table is a leaf."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{under}{key}.")
+        else:
+            yield f"{under}{key}", value
+
+
+def lower_is_better(metric: str) -> bool:
+    return metric.startswith(("hd", "hausdorff", "loss", "volume_error", "relative_volume"))
+
+
+def _curve(rounds: Mapping[int, list[Row]], about: Headline) -> Curve:
+    entries: dict[int, Entry] = {}
+    for round_ in sorted(rounds):
+        labels = summarise(with_label_mean(rounds[round_]), "valid").get(about.model, {}).get(about.metric, {})
+        if "site_mean" in (entry := labels.get(about.label, Entry())):
+            entries[round_] = entry
+    names = sorted({site for entry in entries.values() for site in entry["sites"]})
+    sites = {name: tuple(entry["sites"].get(name, math.nan) for entry in entries.values()) for name in names}
+    return Curve(tuple(entries), tuple(entry["site_mean"] for entry in entries.values()), sites)
+
+
+def _toml(path: Path, folder: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(
+            f"{folder} is not a run: it has no study.toml; give a folder that `consilium run` made."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}; restore it, or repeat the run.") from None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}; `consilium resume` writes it again.") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} does not hold a JSON object; `consilium resume` writes it again.")
+    return found
+
+
+def _check(summary: Mapping[str, Any], path: Path) -> None:
+    try:
+        headline, best = summary["headline"], summary["best"]
+        _ = summary["method"], summary["seed"], best["round"], best["scores"].keys(), headline["sites"].keys()
+        _ = headline["model"], headline["metric"], headline["label"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not a run's summary ({error!r}); `consilium resume` writes it again.") from None
+
+
+def _event(line: bytes, number: int, path: Path) -> Mapping[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise RunError(f"{path}: line {number} is not an event; restore the file, or repeat the run.")
+    return event

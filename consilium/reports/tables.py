@@ -1,0 +1,313 @@
+"""Runs side by side, in the layout of the FedSM paper's tables 3 and 4."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from consilium.errors import RunError
+from consilium.reports.grouping import Group, groups, once
+from consilium.reports.reading import Headline, RunView, lower_is_better
+from consilium.scores import ByCase, Entry, by_case, interval, matrix, paired, summarise
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_ORDER: dict[str, int] = {"bound": 0, "elsewhere": 1, "local": 2, "federated": 3}
+_DIGITS = 4  # as in the papers; ties are ties of what is printed
+
+LineKind = Literal["bound", "elsewhere", "local", "federated"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers: one site, or a mean over the sites inside the federation."""
+
+    kind: Literal["site", "site_mean", "pooled", "outside"]
+    site: str = ""
+
+    @property
+    def title(self) -> str:
+        titles = {"site": self.site, "outside": f"{self.site} (outside)", "site_mean": "site mean"}
+        return titles.get(self.kind, "pooled cases")
+
+
+SITE_MEAN, POOLED = Column("site_mean"), Column("pooled")
+
+
+@dataclass(frozen=True)
+class Cell:
+    value: float
+    sd: float | None = None  # over seeds, if there are several
+
+    def text(self, digits: int = _DIGITS) -> str:
+        return f"{self.value:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table."""
+
+    name: str
+    kind: LineKind
+    count: int  # seeds
+    cells: Mapping[Column, Cell]
+    interval: tuple[float, float] | None = None  # 95 %, of the site mean; only with one seed
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs in one table, on test cases at the round best on validation."""
+
+    metric: str
+    label: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    groups: tuple[Group, ...]
+    unfinished: tuple[str, ...]  # names of runs left out
+    rows: tuple[dict[str, Any], ...]  # one per run, for JSON
+
+    def best(self, column: Column) -> frozenset[str]:
+        """Names of the federated lines that lead a column; none where there is nothing to lead."""
+        found = {
+            line.name: line.cells[column] for line in self.lines if line.kind == "federated" and column in line.cells
+        }
+        if len(found) < 2:
+            return frozenset()
+        top = (min if lower_is_better(self.metric) else max)(round(cell.value, _DIGITS) for cell in found.values())
+        return frozenset(name for name, cell in found.items() if round(cell.value, _DIGITS) == top)
+
+    def to_rich(self) -> Table:
+        """For the terminal."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text as RichText
+
+        table = Table(title=self.title, caption=self.caption, caption_justify="left", box=SIMPLE_HEAD)
+        head, *body = self.grid()
+        for i, cell in enumerate(head):  # folded, because a number cut short would be another number
+            table.add_column(cell.text, justify="right" if i else "left", overflow="fold")
+        for line, cells in zip(self.lines, body, strict=True):
+            last = line is self.lines[-1] or self.lines[self.lines.index(line) + 1].kind != line.kind
+            texts = [RichText(cell.text, style="bold" if cell.bold else "") for cell in cells]
+            table.add_row(*texts, end_section=last)
+        return table
+
+    def to_markdown(self) -> str:
+        head, *body = self.grid()
+        escaped = [[_markdown(cell) for cell in cells] for cells in (head, *body)]
+        rule = ["---"] + ["---:"] * (len(head) - 1)
+        lines = ["| " + " | ".join(cells) + " |" for cells in (escaped[0], rule, *escaped[1:])]
+        return f"{self.title}\n\n" + "\n".join(lines) + f"\n\n{self.caption}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        lines = [
+            {
+                "name": line.name,
+                "kind": line.kind,
+                "seeds": line.count,
+                **{name: _values(line, kind) for name, kind in (("sites", "site"), ("outside", "outside"))},
+                **{
+                    key: asdict(line.cells[c])
+                    for key, c in (("site_mean", SITE_MEAN), ("pooled", POOLED))
+                    if c in line.cells
+                },
+                "interval": line.interval,
+            }
+            for line in self.lines
+        ]
+        return {"rows": list(self.rows), "lines": lines, "unfinished": list(self.unfinished)}
+
+    @property
+    def title(self) -> str:
+        what = called(self.metric) + ("" if self.label in ("", "mean") else f" of {self.label}")
+        several = ", mean over labels" if self.label == "mean" else ""
+        return f"Test {what}{several}, at the round best on validation"
+
+    @property
+    def caption(self) -> str:
+        parts = ["Site mean: every site weighs the same. Pooled cases: every case weighs the same."]
+        if any(self.best(column) for column in self.columns):
+            parts.append("Bold: the best federated method.")
+        if any(line.kind == "bound" for line in self.lines):
+            parts.append("Pooled training (the bound) needs all data in one place.")
+        if self.unfinished:
+            parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
+        return " ".join(parts)
+
+    def grid(self) -> list[list[Text]]:
+        """Heads and lines as texts, the same for every way of showing the table."""
+        intervals = any(line.interval for line in self.lines)
+        seeds = any(line.count > 1 for line in self.lines)
+        head = [Text("method")] + ([Text("seeds")] if seeds else [])
+        for column in self.columns:
+            head += [Text(column.title)] + ([Text("95 % interval")] if intervals and column == SITE_MEAN else [])
+        leaders = {column: self.best(column) for column in self.columns}
+        return [head] + [self._line(line, leaders, intervals, seeds) for line in self.lines]
+
+    def _line(self, line: Line, leaders: Mapping[Column, frozenset[str]], intervals: bool, seeds: bool) -> list[Text]:
+        texts = [Text(line.name)] + ([Text(str(line.count))] if seeds else [])
+        for column in self.columns:
+            cell = line.cells.get(column)
+            texts.append(Text(cell.text() if cell else "–", line.kind == "federated" and line.name in leaders[column]))
+            if intervals and column == SITE_MEAN:
+                texts.append(Text("{:.3f} – {:.3f}".format(*line.interval) if line.interval else ""))
+        return texts
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+    bold: bool = False
+
+
+def compare(runs: Sequence[RunView]) -> Comparison:
+    """One table over runs; repeats with other seeds become mean ± standard deviation."""
+    if not runs:
+        raise RunError("there is no run to compare; name at least one run folder.")
+    finished = [run for run in once(runs) if run.summary]
+    if not finished:
+        raise RunError(f"{runs[0].folder} is not finished; go on with `consilium resume {runs[0].folder}`.")
+    metric, label = _common_score(finished)
+    found = groups(finished)
+    lines = [line for group in found for line in _lines(group)]
+    return Comparison(
+        metric=metric,
+        label=label,
+        columns=_columns(finished),
+        lines=tuple(sorted(lines, key=lambda line: _ORDER[line.kind])),
+        groups=found,
+        unfinished=tuple(run.name for run in once(runs) if not run.summary),
+        rows=tuple(_row(run, finished[0]) for run in finished),
+    )
+
+
+def called(metric: str) -> str:
+    """A score as a reader knows it."""
+    return {"dice": "Dice", "jaccard": "Jaccard", "hd": "HD", "hd95": "HD95"}.get(metric, metric.replace("_", " "))
+
+
+def cells(entries: Iterable[Entry]) -> dict[Column, Cell]:
+    """One entry per seed to columns."""
+    values: dict[Column, list[float]] = defaultdict(list)
+    for entry in entries:
+        for site, value in entry.get("sites", {}).items():
+            values[Column("site", site)].append(value)
+        for site, value in entry.get("outside", {}).items():
+            values[Column("outside", site)].append(value)
+        for column, key in ((SITE_MEAN, entry.get("site_mean")), (POOLED, entry.get("pooled"))):
+            if key is not None:
+                values[column].append(key)
+    return {column: cell(found) for column, found in values.items()}
+
+
+def cell(values: Sequence[float]) -> Cell:
+    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def site_mean_interval(run: RunView, about: Headline) -> tuple[float, float] | None:
+    """95 % interval of a test site mean; None if the table of scores does not hold the cases it was made of."""
+    cases = _cases(run, about)
+    site_mean = run.entry(about.model, about.metric, about.label).get("site_mean")
+    if not cases or site_mean is None:
+        return None
+    again = statistics.fmean(statistics.fmean(found.values()) for found in cases.values())
+    if abs(again - site_mean) > 1e-6:
+        return None
+    return interval({site: list(found.values()) for site, found in cases.items()})
+
+
+def difference(run: RunView, other: RunView) -> dict[str, Any] | None:
+    """How much better `run`'s headline is than `other`'s on the cases both were tested on."""
+    if run.headline is None or other.headline is None:
+        return None
+    found = paired(_cases(run, run.headline), _cases(other, other.headline))
+    return asdict(found) if found else None
+
+
+def elsewhere(group: Group) -> dict[str, dict[str, float]]:
+    """Owner → site → test score of the owner's local model, from the group's first run."""
+    run = group.runs[0]
+    about = run.headline
+    if about is None:
+        return {}
+    found = matrix(run.best_rows, about.model, about.metric, about.label, "test")
+    return found if any(set(means) - {of} for of, means in found.items()) else {}
+
+
+def _lines(group: Group) -> list[Line]:
+    about = group.runs[0].headline
+    assert about is not None  # finished runs have one
+    entries = [run.entry(about.model, about.metric, about.label) for run in group.runs]
+    alone = site_mean_interval(group.runs[0], about) if len(group.runs) == 1 else None
+    name = {"bound": f"{group.name} (bound)", "local": f"{group.name} (own site)"}.get(group.kind, group.name)
+    line = Line(name, group.kind, len(group.runs), cells(entries), alone)
+    return [*(_elsewhere_lines(group, about) if group.kind == "local" else []), line]
+
+
+def _elsewhere_lines(group: Group, about: Headline) -> list[Line]:
+    """'drishti local': one site's own model at every site, a row each."""
+    suffix = group.name.removeprefix("Local")
+    return [
+        Line(f"{of} local{suffix}", "elsewhere", len(group.runs), cells(_owned(run, about, of) for run in group.runs))
+        for of in elsewhere(group)
+    ]
+
+
+def _owned(run: RunView, about: Headline, of: str) -> Entry:
+    rows = [replace(row, of="") for row in run.best_rows if row.of == of and row.model == about.model]
+    return summarise(rows, "test").get(about.model, {}).get(about.metric, {}).get(about.label, Entry())
+
+
+def _cases(run: RunView, about: Headline) -> ByCase:
+    return by_case(run.best_rows, about.model, about.metric, about.label, "test")
+
+
+def _row(run: RunView, first: RunView) -> dict[str, Any]:
+    assert run.summary is not None
+    assert run.headline is not None
+    row = {"run": run.name, "method": run.method, "seed": run.seed, "headline": run.summary["headline"]}
+    row["interval"] = site_mean_interval(run, run.headline)
+    if run is not first and (found := difference(run, first)):
+        row["against_first"] = {"run": first.name, **found}
+    return row
+
+
+def _columns(runs: Sequence[RunView]) -> tuple[Column, ...]:
+    """The study's order of sites where it gives one, else that of the summaries."""
+    inside: dict[str, None] = dict.fromkeys(
+        site for run in runs for site in run.study.get("study", {}).get("sites", [])
+    )
+    outside: dict[str, None] = {}
+    for run in runs:
+        headline = run.summary["headline"] if run.summary else {}
+        inside |= dict.fromkeys(headline.get("sites", {}))
+        outside |= dict.fromkeys(headline.get("outside", {}))
+    sites = [Column("site", site) for site in inside]
+    return (*sites, SITE_MEAN, POOLED, *(Column("outside", site) for site in outside))
+
+
+def _common_score(runs: Sequence[RunView]) -> tuple[str, str]:
+    first = runs[0].headline
+    assert first is not None
+    for run in runs:
+        about = run.headline
+        if about is None or (about.metric, about.label) != (first.metric, first.label):
+            raise RunError(
+                f"{runs[0].name} is about {first.metric} of {first.label or 'all'}, {run.name} about "
+                f"{about.metric if about else 'nothing'} of {about.label if about else 'all'}; "
+                "compare runs of one task at a time."
+            )
+    return first.metric, first.label
+
+
+def _values(line: Line, kind: str) -> dict[str, Any]:
+    return {column.site: asdict(cell) for column, cell in line.cells.items() if column.kind == kind}
+
+
+def _markdown(cell: Text) -> str:
+    text = cell.text.replace("|", "\\|").replace("\n", " ")
+    return f"**{text}**" if cell.bold else text

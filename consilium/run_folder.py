@@ -1,0 +1,248 @@
+"""A run on disk: what was asked, what happened, and enough state to go on after a crash at any instant."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilium import __version__, tree
+from consilium.errors import RunError, WorkError
+from consilium.machine import origin
+from consilium.method import Best, Method, Phase, Valid
+from consilium.scores import COLUMNS, Row, read_rows, write_rows
+from consilium.site import Round
+from consilium.store import Store, read_json, write_json
+from consilium.study import Study, load_study
+from consilium.weights import SiteName
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands: the server after `done` rounds, and the last round merged from each site."""
+
+    server: Any
+    done: int
+    merged: Mapping[SiteName, int]
+
+
+class RunFolder:
+    """`runs/<name>-s<seed>-<hash>/`; states are committed by renaming, the journal and the scores only grow."""
+
+    def __init__(self, path: Path, study: Study, watch: Callable[[Event], None] | None = None) -> None:
+        self.path, self.study, self._watch = path, study, watch
+        self._store = Store(path / "store")
+        self._states = path / "server"
+
+    # ------------------------------------------------------------------------------------ opening
+
+    @classmethod
+    def create(cls, study: Study, runs: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
+        path = runs / f"{study.name}-s{study.plan.seed}-{study.hash}"
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(path / "study.toml", study.to_toml())
+        return cls(path, study, watch)
+
+    @classmethod
+    def open(cls, path: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
+        if not (path / "study.toml").is_file():
+            raise RunError(f"{path} is not a run folder: it has no study.toml.")
+        folder = cls(path, load_study(path / "study.toml"), watch)
+        folder._check_version()
+        return folder
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    @property
+    def begun(self) -> bool:
+        return (self.path / "journal.jsonl").exists()
+
+    def _check_version(self) -> None:
+        origin = self.path / "origin.json"
+        if not origin.exists():
+            return
+        made = str(read_json(origin).get("versions", {}).get("consilium", ""))
+        if made.split(".")[:1] != __version__.split(".")[:1]:
+            raise RunError(
+                f"{self.path} was made by consilium {made}; this is {__version__}, which cannot go on with it."
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time; the lock goes with the process that holds it."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(f"another process is working on {self.path}; wait for it or stop it.") from error
+            yield
+
+    # ------------------------------------------------------------------------------------ journal
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Append an event to the journal and show it to whoever watches."""
+        line = {"event": event, **facts, "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")}
+        with (self.path / "journal.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+        if self._watch:
+            self._watch(line)
+
+    def events(self) -> list[Event]:
+        """The journal; a line cut short by a crash is dropped."""
+        path = self.path / "journal.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines if line]
+        except ValueError as error:
+            raise RunError(f"{path} is damaged ({error}); restore it, or start the study again.") from error
+
+    def mend_journal(self) -> None:
+        """Remove a last line that a crash cut short, so that the next event starts on a line of its own."""
+        path = self.path / "journal.jsonl"
+        if path.exists():
+            text = path.read_bytes()
+            if text and not text.endswith(b"\n"):
+                with path.open("rb+") as file:
+                    file.truncate(text.rfind(b"\n") + 1)
+
+    def write_origin(self, facts: Mapping[str, Any]) -> None:
+        write_json({**origin(), **facts}, self.path / "origin.json")
+
+    # ------------------------------------------------------------------------------------ state
+
+    def commit(self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int]) -> Any:
+        """Make a round last; returns the server as it will be read again, so that going on equals resuming."""
+        self._states.mkdir(parents=True, exist_ok=True)
+        document = self._store.put(server)
+        if phase.counts:
+            write_json(document, self._states / "last.json")
+        write_json({"round": round.index, "merged": dict(merged), "server": document}, self._state_path(round.index))
+        if self.study.plan.keep_rounds != "all":
+            for index in self._rounds()[:-2]:
+                self._state_path(index).unlink()
+        self._store.sweep(self._documents())
+        return self._store.get(document, type(server))
+
+    def keep(self, best: Best) -> Best:
+        document = self._store.put(best.server)
+        valid = {key: [mark.value, mark.round] for key, mark in best.valid.items()}
+        write_json({"server": document, "valid": valid}, self._states / "best.json")
+        return Best(self._store.get(document, type(best.server)), best.valid)
+
+    def resume(self, method: Method) -> State | None:
+        """The last committed state, or None before the first round."""
+        rounds = self._rounds()
+        if not rounds:
+            return None
+        facts = read_json(self._state_path(rounds[-1]))
+        server = self._read(facts["server"], method)
+        return State(server, facts["round"] + 1, facts["merged"])
+
+    def best(self, method: Method) -> Best | None:
+        path = self._states / "best.json"
+        if not path.exists():
+            return None
+        facts = read_json(path)
+        valid = {key: Valid(value, round) for key, (value, round) in facts["valid"].items()}
+        return Best(self._read(facts["server"], method), valid)
+
+    def last(self, method: Method) -> Any:
+        """The server after the last of the paper's rounds."""
+        return self._read(read_json(self._states / "last.json"), method)
+
+    def _read(self, document: Mapping[str, Any], method: Method) -> Any:
+        try:
+            return self._store.get(document, method.Server)
+        except (tree.PacketError, KeyError) as error:
+            raise RunError(f"the saved state of {self.path} cannot be used: {error}.") from error
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._states.glob("[0-9]*.json"))
+
+    def _state_path(self, index: int) -> Path:
+        return self._states / f"{index:05d}.json"
+
+    def _documents(self) -> Iterator[Mapping[str, Any]]:
+        for path in self._states.glob("*.json"):
+            facts = read_json(path)
+            yield facts.get("server", facts)
+
+    # ------------------------------------------------------------------------------------ scores
+
+    def add_scores(self, rows: Iterable[Row]) -> None:
+        path = self.path / "scores.csv"
+        head = "" if path.exists() else ",".join(COLUMNS) + "\n"
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(head + write_rows(rows))
+
+    def scored(self) -> set[tuple[int, str]]:
+        """The (round, phase) pairs whose scores are complete."""
+        return {(event["round"], event["phase"]) for event in self.events() if event["event"] == "score"}
+
+    def mend_scores(self) -> None:
+        """Drop scores of a round that a crash interrupted; they are taken again."""
+        path = self.path / "scores.csv"
+        if not path.exists():
+            return
+        rows, complete = read_rows(path), self.scored()
+        kept = [row for row in rows if (row.round, row.phase) in complete]
+        write_text(path, ",".join(COLUMNS) + "\n" + write_rows(kept))
+
+    def rows(self) -> list[Row]:
+        path = self.path / "scores.csv"
+        return read_rows(path) if path.exists() else []
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def finish(self, method: Method, summary: Mapping[str, Any]) -> None:
+        """Write the two states in full, then the summary, whose presence says that the run is finished."""
+        best = self.best(method)
+        assert best is not None
+        tree.save(best.server, self.path / "best.safetensors")
+        tree.save(self.last(method), self.path / "last.safetensors")
+        write_json(summary, self.path / "summary.json")
+
+    def summary(self) -> Mapping[str, Any]:
+        if not self.finished:
+            raise RunError(f"{self.path} is not finished; go on with `consilium resume {self.path}`.")
+        facts: Mapping[str, Any] = read_json(self.path / "summary.json")
+        return facts
+
+    def server(self, method: Method) -> Any:
+        """The state to use: the best, of a finished run from its own file."""
+        if (self.path / "best.safetensors").exists():
+            return tree.load(self.path / "best.safetensors", method.Server)
+        best = self.best(method)
+        if best is None:
+            raise RunError(f"{self.path} has no scored round yet; go on with `consilium resume {self.path}`.")
+        return best.server
+
+
+def write_text(path: Path, text: str) -> None:
+    tree.write_pieces(iter([text.encode()]), path)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A full disk stops the work with a sentence; what was committed is safe."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkError(
+            f"{error.strerror or error} ({error.filename or path}): the run stopped; everything committed is saved. "
+            f"Make room, then `consilium resume {path}`."
+        ) from error
+
+
+__all__ = ["Event", "RunFolder", "State", "disk_errors"]

@@ -1,0 +1,78 @@
+"""A study run on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilium import engine
+from consilium.errors import RunError
+from consilium.machine import default_workers
+from consilium.run_folder import Event, RunFolder
+from consilium.study import Study, with_plan
+from consilium.wires.in_process import InProcess
+from consilium.wires.processes import Pool, Processes
+
+Watch = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+
+def run(
+    study: Study,
+    runs: Path | str = "runs",
+    workers: int | None = None,
+    pool: Pool | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Train a study in `runs/<name>-s<seed>-<hash>`; of a finished one, return what it found.
+
+    `workers`: processes the sites share, by default one per core; 0 runs all sites in this process. A `pool` given is
+    used and left open.
+    """
+    folder = RunFolder.create(study, Path(runs), watch)
+    return go_on(folder, workers, pool)
+
+
+def resume(
+    path: Path | str, workers: int | None = None, pool: Pool | None = None, watch: Watch | None = None
+) -> Result:
+    """Go on with an interrupted run, bit for bit as if it had not been interrupted."""
+    return go_on(RunFolder.open(Path(path), watch), workers, pool)
+
+
+def go_on(folder: RunFolder, workers: int | None = None, pool: Pool | None = None) -> Result:
+    if folder.finished:
+        return Result(folder.path, folder.summary())
+    if pool is not None:
+        return Result(folder.path, engine.run(folder.study, Processes(folder.study, folder.path, pool), folder))
+    count = default_workers() if workers is None else workers
+    if count == 0:
+        return Result(folder.path, engine.run(folder.study, InProcess(folder.study, folder.path), folder))
+    with Pool(count) as own:
+        return Result(folder.path, engine.run(folder.study, Processes(folder.study, folder.path, own), folder))
+
+
+def with_attendance(study: Study, other: Path) -> Study:
+    """The study with its sites away exactly where the sites of another run were not merged."""
+    folder = RunFolder.open(other)
+    merged: dict[int, set[str]] = {}
+    members: set[str] = set()
+    for event in folder.events():
+        if event["event"] in ("start", "resume"):
+            members |= set(event["sites"])
+        if event["event"] in ("train", "lost", "refused", "away"):
+            here = merged.setdefault(event["round"], set())
+            (here.add if event["event"] == "train" else here.discard)(event["site"])
+    if not merged:
+        raise RunError(f"{other} has no finished round, so there is no attendance to repeat.")
+    away = {name: tuple(r for r in sorted(merged) if name not in merged[r]) for name in sorted(members)}
+    return with_plan(study, away={name: rounds for name, rounds in away.items() if rounds}, sites_per_round=0)

@@ -1,0 +1,288 @@
+"""All a method may touch at a hospital, and the task it learns there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from consilium.errors import StudyError
+from consilium.randomness import torch_generator
+from consilium.weights import SiteName, Weights
+
+
+@dataclass(frozen=True)
+class SiteCard:
+    """Public facts about a site, exchanged at roll call."""
+
+    name: SiteName
+    index: int  # its place in the roster, in site-name order
+    n: int  # training cases
+    labels: tuple[str, ...]  # what it annotates
+
+
+Roster = Mapping[SiteName, SiteCard]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where in the run we are."""
+
+    index: int  # counted over all phases, from 0
+    phase: str
+    step: int  # counted within the phase, from 0
+    total: int  # rounds of this phase
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A few cases, augmented."""
+
+    images: Tensor  # (batch, channels, *spatial)
+    truth: Tensor  # segmentation: (batch, *spatial) integers; classification: (batch,)
+    cases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Local:
+    """How sites train; shared by all methods, so that comparisons are fair."""
+
+    optimizer: str = "adam"  # adam, adamw, sgd
+    lr: float = 1e-3
+    momentum: float = 0.9  # of sgd
+    weight_decay: float = 0.0
+    schedule: str = "constant"  # "decay", "warmup-cosine"
+    decay: float = 0.99  # of the learning rate per round, for "decay"
+    warmup: float = 0.02  # share of the rounds, for "warmup-cosine"
+    epochs: int = 1
+    batch_size: int = 8
+    clip: float = 0.0  # > 0: the gradient's norm is clipped to this
+    threads: int = 1  # fixed per site: the number of threads changes the bits of a training step
+    device: str = "auto"  # cpu, cuda, cuda:1, mps
+    precision: str = "float32"  # "bfloat16", "float16": mixed precision
+    batchnorm: str = "average"  # "local-statistics", "local"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "optimizer": ("adam", "adamw", "sgd"),
+            "schedule": ("constant", "decay", "warmup-cosine"),
+            "precision": ("float32", "bfloat16", "float16"),
+            "batchnorm": ("average", "local-statistics", "local"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise StudyError(f"[local] {name} = {getattr(self, name)!r}: it must be one of {', '.join(allowed)}.")
+        for name in ("epochs", "batch_size", "threads"):
+            if getattr(self, name) < 1:
+                raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be at least 1.")
+        if not 0 < self.lr < 1e3:
+            raise StudyError(f"[local] lr = {self.lr}: it must be positive (and below 1000).")
+        for name in ("momentum", "warmup"):
+            if not 0 <= getattr(self, name) < 1:
+                raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be in [0, 1).")
+        if not 0 < self.decay <= 1:
+            raise StudyError(f"[local] decay = {self.decay}: it must be in (0, 1].")
+        for name in ("weight_decay", "clip"):
+            if getattr(self, name) < 0:
+                raise StudyError(f"[local] {name} = {getattr(self, name)}: it cannot be negative.")
+
+
+# --------------------------------------------------------------------------------------------------- prediction
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which model answered for one image, and why."""
+
+    model: str  # "global", "personal", "local", "pooled"
+    of: SiteName = ""
+    confidence: float | None = None  # the selector's largest probability
+    why: str = "the only model"
+    chances: Mapping[str, float] = field(default_factory=dict)  # the selector's probabilities by site
+
+    @property
+    def key(self) -> str:
+        return f"{self.model}/{self.of}" if self.of else self.model
+
+
+@dataclass(frozen=True)
+class Answer:
+    output: Tensor  # logits, (batch, channels, *spatial) or (batch, classes)
+    choices: tuple[Choice, ...]  # one per image
+
+
+class Predictor(ABC):
+    """A model in use. `model`, `of` and `when` name it in every score."""
+
+    model: str
+    of: SiteName
+    when: str  # "merged", "trained", "adapted"
+
+    @abstractmethod
+    def answer(self, images: Tensor) -> Answer: ...
+
+    def others(self) -> Sequence[Predictor]:
+        """Further models worth a score of their own, for instance the parts of a super model."""
+        return ()
+
+    def elsewhere(self) -> Sequence[Predictor]:
+        """Models of other sites, scored here once at the end: how do they do away from home?"""
+        return ()
+
+    def of_site(self, site: SiteName) -> Predictor:
+        """The model of one hospital, for `predict --site`."""
+        for predictor in (self, *self.others(), *self.elsewhere()):
+            if predictor.of == site:
+                return predictor
+        raise StudyError(f"this run holds no model of its own for site '{site}'; leave out --site.")
+
+
+class OneModel(Predictor):
+    """A single network with fixed weights."""
+
+    def __init__(
+        self, task: Task, weights: Weights, model: str = "global", of: SiteName = "", when: str = "merged"
+    ) -> None:
+        self.task, self.weights = task, weights
+        self.model, self.of, self.when = model, of, when
+
+    def answer(self, images: Tensor) -> Answer:
+        choice = Choice(self.model, self.of)
+        return Answer(self.task.infer(self.weights, images), (choice,) * len(images))
+
+
+class WithOthers(Predictor):
+    """A predictor, and further models to score beside it."""
+
+    def __init__(self, first: Predictor, others: Sequence[Predictor] = (), elsewhere: Sequence[Predictor] = ()) -> None:
+        self.first, self._others, self._elsewhere = first, others, elsewhere
+        self.model, self.of, self.when = first.model, first.of, first.when
+
+    def answer(self, images: Tensor) -> Answer:
+        return self.first.answer(images)
+
+    def others(self) -> Sequence[Predictor]:
+        return self._others
+
+    def elsewhere(self) -> Sequence[Predictor]:
+        return self._elsewhere
+
+
+# --------------------------------------------------------------------------------------------------- the task
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One score of one case."""
+
+    label: str
+    metric: str
+    value: float
+
+
+class Task(ABC):
+    """What is learned: network, loss, prediction, scores. It holds no data."""
+
+    labels: tuple[str, ...]
+    dimensions: int
+    seed: int
+    device: str
+    headline: str  # the metric that decides
+
+    @abstractmethod
+    def network(self, kind: str = "model", labels: Sequence[str] | None = None) -> nn.Module:
+        """A new network. `kind`: "model", "selector" (one output per label given), "teacher"."""
+
+    @abstractmethod
+    def loss(self, output: Any, batch: Batch) -> Tensor: ...
+
+    @abstractmethod
+    def score(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
+        """The scores of one case from its logits; `full` adds the slow ones."""
+
+    def score_all(self, outputs: Sequence[Tensor], truths: Sequence[Tensor], full: bool) -> list[Mark]:
+        """Scores that need all cases of a site at once."""
+        return []
+
+    @abstractmethod
+    def infer(
+        self, weights: Weights, images: Tensor, kind: str = "model", labels: Sequence[str] | None = None
+    ) -> Tensor:
+        """Logits of whole images, in sliding windows where the study asks for patches; on the CPU."""
+
+    @abstractmethod
+    def decide(self, output: Tensor) -> Tensor:
+        """The prediction from the logits of one case: an integer mask, or a class index."""
+
+    def initial(self, kind: str = "model", labels: Sequence[str] | None = None, draw: int = 0) -> Weights:
+        """The seeded starting weights, the same at every site; another `draw` gives another start."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_generator(self.seed, "initial", kind, draw).initial_seed())
+            return Weights(self.network(kind, labels).state_dict())
+
+    def shape(self, kind: str = "model", labels: Sequence[str] | None = None) -> Weights:
+        """The weights' names, shapes and types, on the meta device."""
+        with torch.device("meta"):
+            return Weights.over(dict(self.network(kind, labels).state_dict()))
+
+    def parameters(self, kind: str = "model", labels: Sequence[str] | None = None) -> set[str]:
+        """The names of what is trained; the other names of `initial` are statistics."""
+        with torch.device("meta"):
+            return {name for name, _ in self.network(kind, labels).named_parameters()}
+
+    def generator(self, purpose: str, *names: object) -> torch.Generator:
+        return torch_generator(self.seed, purpose, *names)
+
+    def on(self, device: str) -> Task:
+        return replace(self, device=device)  # type: ignore[type-var]
+
+
+# --------------------------------------------------------------------------------------------------- the site
+
+
+class SiteData(Protocol):
+    """The cases of one site, preprocessed."""
+
+    def batches(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]: ...
+    def __len__(self) -> int: ...
+    def cases(self, split: str) -> Sequence[str]: ...
+    def whole(self, split: str, batch_size: int) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """One hospital, as a method sees it."""
+
+    card: SiteCard
+    roster: Roster
+    task: Task
+    data: SiteData
+    local: Local
+    device: str
+    seed: int
+
+    def batches(self, round: Round) -> Iterator[Batch]:
+        """The training cases in this round's order, `epochs` times."""
+        for epoch in range(self.local.epochs):
+            yield from self.data.batches(self.local.batch_size, epoch, self._seed(round, "batches"))
+
+    def generator(self, round: Round, purpose: str) -> torch.Generator:
+        return torch_generator(self.seed, self.card.name, round.index, purpose)
+
+    def _seed(self, round: Round, purpose: str) -> int:
+        return self.generator(round, purpose).initial_seed()
+
+    def loss(self, weights: Weights, split: str = "train") -> float:
+        """The mean loss of a model on this site's own cases, unaugmented."""
+        total, count = 0.0, 0
+        for batch in self.data.whole(split, self.local.batch_size):
+            output = self.task.infer(weights, batch.images)
+            total += float(self.task.loss(output, batch)) * len(batch.cases)
+            count += len(batch.cases)
+        if not count:
+            raise StudyError(f"site '{self.card.name}' has no {split} cases; give it some or leave it out.")
+        return total / count

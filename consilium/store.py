@@ -1,0 +1,127 @@
+"""Messages on disk by reference: every `Weights` is stored once by content, whoever holds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from consilium import tree
+from consilium.errors import RunError
+from consilium.tree import PacketError, message
+from consilium.weights import SiteName, Weights
+
+T = TypeVar("T")
+Document = Mapping[str, Any]  # JSON: {"shape", "weights": {path: digest}, "tensors": digest or None}
+
+
+@message
+class _Held:
+    weights: Weights
+
+
+class Store:
+    """A folder of weights, each in a file named by its content."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, item: Any) -> Document:
+        """Store a message; what is already there costs nothing."""
+        shape, weights, tensors = tree.split(item)
+        return {
+            "shape": shape,
+            "weights": {path: self._put(part) for path, part in weights.items()},
+            "tensors": self._put(Weights.over(tensors)) if tensors else None,
+        }
+
+    def _put(self, weights: Weights) -> str:
+        path = self._path(weights.digest)
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tree.write(tree.flatten(_Held(weights)), path, durable=True)
+        return weights.digest
+
+    def get(self, document: Document, kind: type[T]) -> T:
+        """The message a document refers to; its tensors stay in their files until asked for."""
+        return tree.assemble(document["shape"], kind, _Stored(self, document))
+
+    def weights(self, digest: str) -> Weights:
+        return tree.load(self._path(digest), _Held).weights
+
+    def sweep(self, documents: Iterable[Document]) -> None:
+        """Delete what no document refers to any more."""
+        used = {name for document in documents for name in (*document["weights"].values(), document["tensors"])}
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem not in used:
+                path.unlink()
+
+    def _path(self, digest: str) -> Path:
+        return self.folder / f"{digest}.safetensors"
+
+
+class _Stored:
+    """The parts of one stored message."""
+
+    def __init__(self, store: Store, document: Document) -> None:
+        self._store, self._document = store, document
+
+    def weights(self, path: str, names: list[str]) -> Weights:
+        stored = self._store.weights(self._document["weights"][path])
+        if list(stored) != names:
+            raise PacketError(f"the stored weights of '{path}' are not those of its message")
+        return stored
+
+    def tensor(self, path: str) -> Tensor:
+        return self._store.weights(self._document["tensors"])[path]
+
+
+def write_json(value: Any, path: Path) -> None:
+    """A JSON file that appears whole or not at all, and is on the disk when this returns."""
+    text = json.dumps(value, indent=1, allow_nan=False)
+    tree.write_pieces(iter([text.encode() + b"\n"]), path, durable=True)
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}); restore it, or start the study again elsewhere.") from error
+
+
+class MemoryShelf:
+    """What one site remembers, by round, on its own disk."""
+
+    def __init__(self, folder: Path, site: SiteName) -> None:
+        self.folder, self.site = folder, site
+        self._store = Store(folder / "store")
+
+    def at(self, round: int, kind: type[T]) -> T | None:
+        """The memory of exactly that round; None before the first."""
+        if round < 0:
+            return None
+        path = self._path(round)
+        if not path.exists():
+            raise RunError(
+                f"site '{self.site}' has forgotten round {round + 1}, which the server merged from it: {path} is "
+                "missing. Restore the site's memory folder, or start the study again."
+            )
+        return self._store.get(read_json(path), kind)
+
+    def put(self, round: int, after: int, memory: Any) -> None:
+        """Keep this round's memory and the one it came from; later ones were never merged and are dropped."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._store.put(memory), self._path(round))
+        for other in self.rounds():
+            if other not in (round, after):
+                self._path(other).unlink()
+        self._store.sweep(read_json(self._path(other)) for other in self.rounds())
+
+    def rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob("*.json"))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"{round:05d}.json"

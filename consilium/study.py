@@ -1,0 +1,343 @@
+"""A study: one TOML file as frozen dataclasses; unknown keys are refused with the nearest valid name."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import re
+import tomllib
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from consilium.data.preprocess import Preprocess
+from consilium.data.site_folder import Federation, nearest, read_federation
+from consilium.errors import StudyError
+from consilium.method import Method
+from consilium.methods import ALIASES, METHODS
+from consilium.networks import NETWORKS, Network
+from consilium.site import Local, Task
+from consilium.tasks import Facts, TaskFields, build_task, default_network
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`[study]`: how long, who, and what when they do not answer."""
+
+    name: str = ""  # of the run folder; empty: the method's
+    rounds: int = 150  # the paper's rounds; adaptation and calibration come on top
+    seed: int = 0
+    score_every: int = 5
+    sites: tuple[str, ...] = ()  # empty: all
+    leave_out: tuple[str, ...] = ()  # guests: they do not train and are scored as outside hospitals
+    away: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # {hk = [3, 4]}: rounds a site does not answer
+    sites_per_round: int = 0  # 0: all, else a seeded draw
+    min_sites: int = 1
+    deadline: float = 3600.0  # seconds per round, in a real federation
+    keep_rounds: str = "last-two"  # or "all"
+
+    def __post_init__(self) -> None:
+        for name, low in (("rounds", 1), ("score_every", 1), ("min_sites", 1), ("sites_per_round", 0), ("seed", 0)):
+            if getattr(self, name) < low:
+                raise StudyError(f"[study] {name} = {getattr(self, name)}: it must be at least {low}.")
+        if self.deadline <= 0:
+            raise StudyError(f"[study] deadline = {self.deadline}: it must be positive, in seconds.")
+        if self.keep_rounds not in ("last-two", "all"):
+            raise StudyError(f"[study] keep_rounds = {self.keep_rounds!r}: it must be one of last-two, all.")
+        if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise StudyError(f"[study] name = {self.name!r}: use letters, digits, dots, dashes and underscores.")
+        both = set(self.sites) & set(self.leave_out)
+        if both:
+            raise StudyError(f"[study] '{min(both)}' is in both sites and leave_out; choose one.")
+
+
+@dataclass(frozen=True)
+class Source:
+    """`[data]`: which federation, and what of it may be used."""
+
+    federation: str
+    annotated: Mapping[str, Any] = field(default_factory=dict)  # {word = ["kidney"]} overrides site.toml; or "all"
+    pooled: bool = False  # train on one virtual site that holds all cases (simulation only)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that decides a run."""
+
+    plan: Plan
+    data: Source
+    preprocess: Preprocess
+    task_fields: TaskFields
+    network: Network
+    local: Local
+    method_name: str
+    method: Method
+    facts: Facts
+
+    @cached_property
+    def task(self) -> Task:
+        return build_task(self.task_fields, self.network, self.facts, self.plan.seed)
+
+    @property
+    def name(self) -> str:
+        return self.plan.name or self.method_name.replace(":", "-")
+
+    @property
+    def pooled(self) -> bool:
+        return self.data.pooled or self.method.pooled
+
+    @property
+    def hash(self) -> str:
+        """Eight characters that differ when anything that decides the run differs."""
+        return hashlib.sha256(json.dumps(self.tables(), sort_keys=True).encode()).hexdigest()[:8]
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The complete study as TOML tables, every default written out."""
+        return {
+            "study": _plain(self.plan),
+            "data": _plain(self.data),
+            "preprocess": _plain(self.preprocess),
+            "task": {**_plain(self.task_fields), **_plain(self.network)},
+            "local": _plain(self.local),
+            "method": {"name": self.method_name, **_plain(self.method)},
+            "facts": _plain(self.facts),
+        }
+
+    def to_toml(self) -> str:
+        parts = [
+            "\n".join([f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""])
+            for section, table in self.tables().items()
+        ]
+        return "\n".join(parts)
+
+    def federation(self) -> Federation:
+        return read_federation(Path(self.data.federation))
+
+
+# -------------------------------------------------------------------------------------------------- reading
+
+
+def load_study(path: Path | str, changes: Sequence[str] = ()) -> Study:
+    """Read a study file; `changes` are `key=value` texts as of `--set`."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"cannot read the study {path}: {error}.") from error
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{path} is not valid TOML: {error}.") from error
+    for change in changes:
+        _apply(tables, change)
+    return make_study(tables, path.parent)
+
+
+def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
+    """A study from TOML tables; a relative federation is looked for here, then beside the study file."""
+    sections = ("study", "data", "preprocess", "task", "local", "method", "facts", "release")
+    for section, table in tables.items():
+        if section not in sections:
+            raise StudyError(f"there is no section [{section}]{_hint(section, sections)}")
+        if not isinstance(table, Mapping):
+            raise StudyError(f"'{section}' must be a section: write [{section}] and its keys below it.")
+    _check_release(tables.get("release", {}))
+    data = _located(_fill(Source, tables.get("data", {}), "data"), beside)
+    facts = _fill(Facts, tables["facts"], "facts") if "facts" in tables else _facts(data)
+    name, method = _method(tables.get("method", {}))
+    task_fields, network = _task(tables.get("task", {}), facts)
+    preprocess = _fill(Preprocess, tables.get("preprocess", {}), "preprocess")
+    if preprocess.size and len(preprocess.size) != facts.dimensions:
+        raise StudyError(
+            f"[preprocess] size = {list(preprocess.size)}: this federation has {facts.dimensions}-D images."
+        )
+    local = _fill(Local, tables.get("local", {}), "local")
+    plan = _fill(Plan, tables.get("study", {}), "study")
+    return Study(plan, data, preprocess, task_fields, network, local, name, method, facts)
+
+
+def with_plan(study: Study, **changes: Any) -> Study:
+    return replace(study, plan=replace(study.plan, **changes))
+
+
+def _check_release(table: Mapping[str, Any]) -> None:
+    for key, value in table.items():
+        if key not in ("swa_from", "swa_cycle"):
+            raise StudyError(f"[release] has no key '{key}'{_hint(key, ('swa_from', 'swa_cycle'))}")
+        if key == "swa_from" and value:
+            raise StudyError("[release] swa_from: averaging releases over rounds is not available yet; set it to 0.")
+
+
+def _located(data: Source, beside: Path | None) -> Source:
+    for folder in (Path.cwd(), beside):
+        if folder is not None and (folder / data.federation).is_dir():
+            return replace(data, federation=str((folder / data.federation).resolve()))
+    raise StudyError(
+        f"[data] federation = {data.federation!r}: there is no such folder here"
+        f"{f' or beside {beside}' if beside else ''}. Make one with `consilium phantom retina --to {data.federation}`, "
+        "or name yours."
+    )
+
+
+def _facts(data: Source) -> Facts:
+    federation = read_federation(Path(data.federation))
+    return Facts(**{f.name: getattr(federation, f.name) for f in fields(Facts)})
+
+
+def _method(table: Mapping[str, Any]) -> tuple[str, Method]:
+    table = dict(table)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise StudyError(f"[method] name is required; choose from {', '.join(METHODS)}.")
+    name = ALIASES.get(name, name)
+    kind: Any = _imported(name, "method", Method) if ":" in name else METHODS.get(name)
+    if kind is None:
+        raise StudyError(f"[method] name = '{name}': there is no such method{_hint(name, METHODS)}")
+    return name, _fill(kind, table, f"method] of {name} [method")
+
+
+def _task(table: Mapping[str, Any], facts: Facts) -> tuple[TaskFields, Network]:
+    own = {f.name for f in fields(TaskFields)}
+    name = table.get("network") or default_network(facts)
+    kind: Any = _imported(name, "network", object) if ":" in str(name) else NETWORKS.get(name)
+    if kind is None:
+        raise StudyError(f"[task] network = '{name}': there is no such network{_hint(str(name), NETWORKS)}")
+    rest = {key: value for key, value in table.items() if key not in own}
+    known = [*own, *(f.name for f in fields(kind))]
+    for key in rest:
+        if key not in known:
+            raise StudyError(f"[task] has no key '{key}'{_hint(key, known)}")
+    task = _fill(
+        TaskFields, {"network": name, **{k: v for k, v in table.items() if k in own and k != "network"}}, "task"
+    )
+    return task, _fill(kind, rest, "task")
+
+
+def _imported(name: str, what: str, base: type) -> Any:
+    """`package.module:Class`, in simulation; a hospital must allow it in its hospital.toml."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise StudyError(f"[{'task' if what == 'network' else 'method'}] cannot import {name}: {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
+        raise StudyError(
+            f"{name} is not a {what}: it must be a dataclass "
+            f"{'derived from Method' if what == 'method' else 'with build()'}."
+        )
+    return found
+
+
+def _hint(word: str, valid: Iterable[str]) -> str:
+    return f"; {nearest(word, sorted(valid))}"
+
+
+# -------------------------------------------------------------------------------------------------- dataclasses
+
+
+def _fill(kind: Callable[..., T], table: Mapping[str, Any], section: str) -> T:
+    """A dataclass from a TOML table, with every key and type checked."""
+    hints = get_type_hints(kind)
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise StudyError(f"[{section}] has no key '{key}'{_hint(key, known)}")
+        values[key] = _typed(value, hints[key], f"[{section}] {key}")
+    missing = [
+        f.name for f in fields(kind)  # type: ignore[arg-type]
+        if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    if missing:
+        raise StudyError(f"[{section}] {missing[0]} is required.")
+    return kind(**values)
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    tuple: "a list",
+    dict: "a table",
+}
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return _frozen(value)
+    if origin in (Union, types.UnionType):
+        for option in args:
+            try:
+                return _typed(value, option, where)
+            except StudyError:
+                continue
+        raise StudyError(f"{where} = {value!r}: it must be {' or '.join(_WORDS[a] for a in args if a in _WORDS)}.")
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise StudyError(f"{where} = {value!r}: it must be a list.")
+        if Ellipsis not in args and len(value) != len(args):
+            raise StudyError(f"{where} = {value!r}: it must have {len(args)} values.")
+        return tuple(_typed(v, args[0] if Ellipsis in args else args[i], where) for i, v in enumerate(value))
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise StudyError(f"{where} = {value!r}: it must be a table.")
+        return {str(k): _typed(v, args[1], f"{where}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise StudyError(f"{where} = {value!r}: it must be {_WORDS.get(hint, hint)}.")
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _apply(tables: dict[str, Any], change: str) -> None:
+    """One `--set section.key=value`; values are TOML, else text."""
+    key, equals, text = change.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise StudyError(f"--set {change}: write it as section.key=value, for instance --set local.lr=0.01.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = tables
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise StudyError(f"--set {change}: '{part}' is not a section.")
+    table[path[-1]] = value
+
+
+def _plain(item: Any) -> dict[str, Any]:
+    """A dataclass's fields as TOML and JSON can hold them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(part) for key, part in value.items()}
+        return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return {f.name: plain(getattr(item, f.name)) for f in fields(item)}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

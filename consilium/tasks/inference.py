@@ -1,0 +1,37 @@
+"""Networks kept at hand for inference: built once per process, loaded only when the weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from consilium.site import Task
+from consilium.weights import Weights
+
+
+class _Bench:
+    """One network and the weights it holds now."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.held: Weights | None = None
+
+
+@lru_cache(maxsize=16)
+def _bench(task: Task, kind: str, labels: tuple[str, ...] | None) -> _Bench:
+    network = task.network(kind, labels).to(task.device).eval()
+    if task.dimensions == 2:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return _Bench(network)
+
+
+def on_bench(task: Task, weights: Weights, kind: str, labels: Sequence[str] | None) -> nn.Module:
+    """The task's network in evaluation mode with these weights in it."""
+    bench = _bench(task, kind, None if labels is None else tuple(labels))
+    if bench.held is not weights:
+        bench.network.load_state_dict(dict(weights))
+        bench.held = weights
+    return bench.network

@@ -1,0 +1,358 @@
+"""The only serialiser: a message becomes a JSON shape and named tensors; nothing is ever unpickled.
+
+A message is a frozen dataclass made by `@message`. Its fields may be `Weights`, `Tensor`, numbers, text, `None`,
+tuples, mappings with text keys, and messages. The receiver names the type it expects, so a packet can build
+nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import (
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from consilium.errors import UserError
+from consilium.weights import Weights
+
+T = TypeVar("T")
+HEADER = "message"  # the single metadata key: with two, equal states would not be equal files
+
+
+class PacketError(UserError):
+    """A packet is damaged or is not of the type its receiver expects."""
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[T]) -> type[T]:
+    """Make a class a message: a frozen dataclass whose fields the tree can carry."""
+    return dataclasses.dataclass(frozen=True)(cls)
+
+
+class Packet(NamedTuple):
+    """What passes between a site and the server: the message's JSON shape, and its tensors by path."""
+
+    header: str
+    tensors: Mapping[str, Tensor]
+
+    def nbytes(self) -> int:
+        return len(self.header) + sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+
+# ---------------------------------------------------------------------------------------------- message → packet
+
+
+class Split(NamedTuple):
+    """A message taken apart: its JSON shape, its weights and its single tensors by path."""
+
+    shape: str
+    weights: dict[str, Weights]
+    tensors: dict[str, Tensor]
+
+
+def split(item: Any) -> Split:
+    """Take a message apart; `assemble` puts it together again."""
+    weights: dict[str, Weights] = {}
+    tensors: dict[str, Tensor] = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Weights):
+            weights[path] = value
+            return list(value)
+        if isinstance(value, Tensor):
+            tensors[path] = value.detach().cpu().contiguous()
+            return "tensor"
+        if dataclasses.is_dataclass(value):
+            return {f.name: walk(getattr(value, f.name), _join(path, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {key: walk(value[key], _join(path, key)) for key in sorted(value)}
+        if isinstance(value, (list, tuple)):
+            return [walk(part, _join(path, str(i))) for i, part in enumerate(value)]
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise TypeError(f"{path}: a message cannot hold a {type(value).__name__}")
+
+    shape = {"type": type(item).__qualname__, "tree": walk(item, "")}
+    return Split(json.dumps(shape, sort_keys=True, separators=(",", ":")), weights, tensors)
+
+
+def flatten(item: Any) -> Packet:
+    """A message as a packet; Boolean tensors are packed eight to a byte."""
+    shape, weights, tensors = split(item)
+    everything = {f"{path}/{name}": tensor for path, part in weights.items() for name, tensor in part.items()}
+    everything.update(tensors)
+    masks = {path: list(tensor.shape) for path, tensor in everything.items() if tensor.dtype == torch.bool}
+    for path in masks:
+        everything[path] = torch.from_numpy(np.packbits(everything[path].numpy().reshape(-1)))
+    header = json.dumps({"message": shape, "masks": masks}, sort_keys=True, separators=(",", ":"))
+    return Packet(header, everything)
+
+
+def _join(path: str, name: str) -> str:
+    """Paths are field names joined by "/"; `global_` is written `global`, which Python does not allow as a name."""
+    name = name.rstrip("_")
+    return f"{path}/{name}" if path else name
+
+
+# ---------------------------------------------------------------------------------------------- packet → message
+
+
+class _Part(Mapping[str, Tensor]):
+    """The tensors of one `Weights` inside a packet, read when asked for."""
+
+    def __init__(self, packet: _Reader, path: str, names: list[str]) -> None:
+        self._packet, self._path = packet, path
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._packet.get(f"{self._path}/{name}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Parts(Protocol):
+    """Where a message's tensors come from: a packet, or a store."""
+
+    def weights(self, path: str, names: list[str]) -> Weights: ...
+    def tensor(self, path: str) -> Tensor: ...
+
+
+class _Reader:
+    """Gives a packet's tensors by path, unpacking masks, and remembers which were expected."""
+
+    def __init__(self, packet: Packet, masks: Mapping[str, list[int]]) -> None:
+        self._tensors, self._masks = packet.tensors, masks
+        self.expected: set[str] = set()
+
+    def weights(self, path: str, names: list[str]) -> Weights:
+        for name in names:
+            self._expect(f"{path}/{name}")
+        return Weights.over(_Part(self, path, names))
+
+    def tensor(self, path: str) -> Tensor:
+        self._expect(path)
+        return self.get(path)
+
+    def _expect(self, path: str) -> None:
+        if path not in self._tensors:
+            raise PacketError(f"the packet has no tensor '{path}', which its own header names")
+        self.expected.add(path)
+
+    def get(self, path: str) -> Tensor:
+        tensor = self._tensors[path]
+        if path not in self._masks:
+            return tensor
+        shape = self._masks[path]
+        bits = np.unpackbits(tensor.numpy(), count=math.prod(shape))
+        return torch.from_numpy(bits.astype(bool).reshape(shape))
+
+
+def unflatten(packet: Packet, kind: type[T]) -> T:
+    """The message of the expected type; `PacketError` says where a packet is of another shape."""
+    try:
+        head = json.loads(packet.header)
+        shape, masks = head["message"], dict(head["masks"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise PacketError("the packet's header is not one of ours") from error
+    reader = _Reader(packet, masks)
+    built = assemble(shape, kind, reader)
+    extra = set(packet.tensors) - reader.expected
+    if extra:
+        raise PacketError(f"the packet holds tensors nobody asked for: {sorted(extra)[:3]}")
+    return built
+
+
+def assemble(shape: str, kind: type[T], parts: Parts) -> T:
+    """The message of a JSON shape, with its tensors from `parts`."""
+    try:
+        head = json.loads(shape)
+        name, tree = head["type"], head["tree"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PacketError("the message's shape is not one of ours") from error
+    if name != kind.__qualname__:
+        raise PacketError(f"here is a {name}, where a {kind.__qualname__} should be")
+    return _build(tree, kind, "", parts)  # type: ignore[no-any-return]
+
+
+def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if tree is None and type(None) in args:
+            return None
+        return _build(tree, next(a for a in args if a is not type(None)), path, reader)
+    if hint is Weights:
+        return reader.weights(path, _check(tree, list, path))
+    if hint is Tensor:
+        if tree != "tensor":
+            raise PacketError(f"'{path}' should be a tensor")
+        return reader.tensor(path)
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        fields = {f.name for f in dataclasses.fields(hint)}
+        if set(_check(tree, dict, path)) != fields:
+            raise PacketError(f"'{path or 'message'}' should have the fields {sorted(fields)}, not {sorted(tree)}")
+        values = {name: _build(tree[name], hints[name], _join(path, name), reader) for name in fields}
+        return hint(**values)  # type: ignore[operator]
+    if origin in (dict, Mapping):
+        return {key: _build(part, args[1], _join(path, key), reader) for key, part in _check(tree, dict, path).items()}
+    if origin is tuple:
+        return tuple(
+            _build(part, args[0], _join(path, str(i)), reader) for i, part in enumerate(_check(tree, list, path))
+        )
+    if hint is float and isinstance(tree, int) and not isinstance(tree, bool):
+        return float(tree)
+    if hint in (int, float, str, bool):
+        return _check(tree, hint, path)
+    raise TypeError(f"{path}: messages cannot have a field of type {hint}")
+
+
+def _check(tree: Any, kind: type, path: str) -> Any:
+    if not isinstance(tree, kind) or (kind is int and isinstance(tree, bool)):
+        raise PacketError(f"'{path or 'message'}' should be {kind.__name__}, not {type(tree).__name__}")
+    return tree
+
+
+# ---------------------------------------------------------------------------------------------- files and bytes
+
+_CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+
+
+def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
+    """The safetensors file of a packet, piece by piece.
+
+    Written here rather than by the library's `save_file` so that one tensor at a time is in memory and tensors that
+    are views of another file need no copy; reading and validation are the library's.
+    """
+    table: dict[str, Any] = {"__metadata__": {HEADER: packet.header}}
+    end = 0
+    names = sorted(packet.tensors)
+    for name in names:
+        tensor = packet.tensors[name]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        table[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    head = json.dumps(table, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    yield len(head).to_bytes(8, "little") + head
+    for name in names:
+        tensor = packet.tensors[name].contiguous()
+        if tensor.numel():
+            yield tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def write(packet: Packet, path: Path, durable: bool = False) -> int:
+    """Write a packet as a safetensors file that appears whole or not at all; returns its size in bytes."""
+    return write_pieces(pieces(packet), path, durable)
+
+
+def write_pieces(parts: Iterator[bytes | memoryview], path: Path, durable: bool = False) -> int:
+    """Write a file under a temporary name, then rename it; `durable` waits until it is on the disk."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    size = 0
+    try:
+        with draft.open("wb", buffering=0) as file:
+            for part in parts:
+                size += _write_all(file.fileno(), part)
+            if durable:
+                os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def _write_all(descriptor: int, part: bytes | memoryview) -> int:
+    """Raw writes may be short, for instance on a nearly full disk."""
+    view = memoryview(part)
+    sent = 0
+    while sent < len(view):
+        sent += os.write(descriptor, view[sent:])
+    return sent
+
+
+class _FileTensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, each read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = cast(Any, safe_open(path, framework="pt"))
+        self._names = dict.fromkeys(self._file.keys())
+
+    def header(self) -> str | None:
+        return (self._file.metadata() or {}).get(HEADER)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.get_tensor(name)  # type: ignore[no-any-return]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read(path: Path) -> Packet:
+    """The packet in a file; its tensors stay in the file until asked for."""
+    try:
+        tensors = _FileTensors(path)
+    except FileNotFoundError as error:
+        raise PacketError(f"there is no file {path}") from error
+    except (SafetensorError, OSError) as error:
+        raise PacketError(f"{path} is damaged or not a safetensors file ({error})") from error
+    header = tensors.header()
+    if header is None:
+        raise PacketError(f"{path} is a safetensors file, but not one of ours: it has no '{HEADER}' entry")
+    return Packet(header, tensors)
+
+
+def save(item: Any, path: Path) -> None:
+    """Write a message to a file."""
+    write(flatten(item), path)
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Read a message of a known type from a file."""
+    try:
+        return unflatten(read(path), kind)
+    except PacketError as error:
+        raise PacketError(f"{path}: {error}") from error
+
+
+def to_bytes(packet: Packet) -> bytes:
+    return b"".join(pieces(packet))

@@ -1,0 +1,81 @@
+"""One request to a site and its answer; the same code whether the site runs in this process or in another."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from consilium import tree
+from consilium.data.site_folder import Federation
+from consilium.envelope import Envelope, card_from_json
+from consilium.errors import UserError
+from consilium.machine import peak_memory_mb
+from consilium.scores import COLUMNS, write_rows
+from consilium.site import Roster
+from consilium.study import Study, load_study
+from consilium.worker import Worker, open_worker, site_facts
+
+Request = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+class Hospitals:
+    """The sites this process has opened: data stay mapped and networks built from round to round."""
+
+    def __init__(self) -> None:
+        self._workers: dict[tuple[str, str], Worker] = {}
+
+    def answer(self, request: Request) -> Answer:
+        """Do what a request asks; a failure is part of the answer, never an exception."""
+        start = time.perf_counter()
+        try:
+            result = getattr(self, f"_{request['do']}")(request)
+        except UserError as error:
+            result = {"error": str(error), "mistake": True}
+        except OSError as error:
+            result = {"error": f"{type(error).__name__}: {error}"}
+        except Exception as error:
+            result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        return {**result, "seconds": time.perf_counter() - start, "memory_mb": peak_memory_mb()}
+
+    def _card(self, request: Request) -> Answer:
+        study, federation = _study(request["run"])
+        return site_facts(study, federation, request["site"])
+
+    def _train(self, request: Request) -> Answer:
+        worker, head = self._worker(request), Envelope.from_json(request["head"])
+        reply = worker.train(tree.read(Path(request["order"])), head)
+        return {"bytes": tree.write(reply, Path(request["reply"]))}
+
+    def _score(self, request: Request) -> Answer:
+        worker, head = self._worker(request), Envelope.from_json(request["head"])
+        text = ",".join(COLUMNS) + "\n" + write_rows(worker.score(tree.read(Path(request["order"])), head))
+        tree.write_pieces(iter([text.encode()]), Path(request["reply"]))
+        return {}
+
+    def _deliver(self, request: Request) -> Answer:
+        self._worker(request).deliver(tree.read(Path(request["order"])))
+        return {}
+
+    def _close(self, request: Request) -> Answer:
+        """Forget a run's sites."""
+        self._workers = {key: worker for key, worker in self._workers.items() if key[0] != request["run"]}
+        return {}
+
+    def _worker(self, request: Request) -> Worker:
+        key = (request["run"], request["site"])
+        if key not in self._workers:
+            study, federation = _study(request["run"])
+            roster: Roster = {name: card_from_json(card) for name, card in request["roster"].items()}
+            self._workers[key] = open_worker(study, federation, request["site"], roster, Path(request["run"]))
+        return self._workers[key]
+
+
+@lru_cache(maxsize=4)
+def _study(run: str) -> tuple[Study, Federation]:
+    study = load_study(Path(run) / "study.toml")
+    return study, study.federation()

@@ -1,0 +1,126 @@
+"""Sites in worker processes: any process serves any site, since a site's memory is on disk and its data are mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from consilium.study import Study
+from consilium.weights import SiteName
+from consilium.wires.simulated import Answer, Request, SimulatedWire
+
+
+class _Process:
+    """One worker process, started when first needed and again after it died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+
+    def ask(self, request: Request) -> Answer:
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            self.stop()
+            return {"error": f"the worker process died ({self._last_words()})", "seconds": 0.0, "memory_mb": 0.0}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            paths = [path for path in (os.getcwd(), *sys.path) if path]
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "consilium.wires.site_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it was killed or ran out of memory"
+
+    def stop(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            with contextlib.suppress(OSError):  # it may be dead already
+                self._process.stdin.close()
+            self._process.stdout.close()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        self._log.close()
+
+
+class Pool:
+    """Worker processes that outlive a run, so that the next run need not import torch again."""
+
+    def __init__(self, size: int) -> None:
+        self.processes = [_Process() for _ in range(size)]
+        self._idle: queue.Queue[_Process] = queue.Queue()
+        for process in self.processes:
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(size)
+
+    def ask(self, requests: Mapping[SiteName, Request]) -> dict[SiteName, Answer]:
+        futures = {name: self._threads.submit(self._ask, request) for name, request in requests.items()}
+        return {name: future.result() for name, future in futures.items()}
+
+    def _ask(self, request: Request) -> Answer:
+        process = self._idle.get()
+        try:
+            return process.ask(request)
+        finally:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+        self._threads.shutdown()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+
+class Processes(SimulatedWire):
+    """A federation whose sites share a pool of worker processes."""
+
+    def __init__(self, study: Study, folder: Path, pool: Pool) -> None:
+        super().__init__(study, folder)
+        self._pool = pool
+
+    def ask(self, requests: Mapping[SiteName, Request]) -> Mapping[SiteName, Answer]:
+        return self._pool.ask(requests)
+
+    def close(self) -> None:
+        super().close()

@@ -1,0 +1,112 @@
+"""What the in-process and the worker-process wire share: packets pass as files, sites are asked through requests."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from consilium import tree
+from consilium.engine import WireError
+from consilium.envelope import Envelope, Reply, RollCall, card_to_json
+from consilium.errors import DataError
+from consilium.scores import Row, read_rows
+from consilium.site import Roster, SiteCard
+from consilium.study import Study
+from consilium.tree import Packet
+from consilium.weights import SiteName
+from consilium.worker import POOLED, members_of
+
+Request = Mapping[str, Any]
+Answer = Mapping[str, Any]
+
+
+class SimulatedWire(ABC):
+    """A federation on one machine, with its sites' data in one folder."""
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self.study, self.folder = study, folder
+        self.spool = folder / "spool"
+        self.roster: Roster = {}
+
+    @abstractmethod
+    def ask(self, requests: Mapping[SiteName, Request]) -> Mapping[SiteName, Answer]:
+        """Every site's answer; slow sites first in `requests`."""
+
+    def roll_call(self) -> RollCall:
+        """Open every site (its cache is made now) and fix the roster."""
+        federation = self.study.federation()
+        members = members_of(self.study, federation)
+        guests = sorted(self.study.plan.leave_out)
+        answers = self.ask({name: self._request("card", name) for name in (*members, *guests)})
+        faults = [str(answer["error"]) for answer in answers.values() if "error" in answer]
+        if faults:
+            raise DataError("\n".join(faults))
+        n = {name: answers[name]["n"] for name in members}
+        if not all(n.values()):
+            empty = [name for name in members if not n[name]]
+            raise DataError(
+                f"no training cases at {', '.join(empty)}: draw splits with `consilium check {federation.folder} "
+                f"--split 0.5,0.25,0.25`, or leave the site out with study.leave_out."
+            )
+        if self.study.pooled:
+            cards = [SiteCard(POOLED, 0, sum(n.values()), federation.labels)]
+        else:
+            cards = [SiteCard(m, i, n[m], tuple(answers[m]["labels"])) for i, m in enumerate(members)]
+        self.roster = {card.name: card for card in cards}
+        audience = {name: name in guests for name in sorted((*members, *guests))}
+        return RollCall(self.roster, audience, {name: dict(answers[name]) for name in (*members, *guests)})
+
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
+        answers = self._exchange("train", orders, head)
+        return {name: self._reply(name, answer) for name, answer in answers.items()}
+
+    def _reply(self, site: SiteName, answer: Answer) -> Reply:
+        if "error" in answer:
+            return Reply(None, answer["seconds"], answer["error"], answer["memory_mb"])
+        try:
+            packet = tree.read(self._path(site, "reply"))
+        except tree.PacketError as error:
+            return Reply(None, answer["seconds"], str(error), answer["memory_mb"])
+        return Reply(packet, answer["seconds"], "", answer["memory_mb"])
+
+    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
+        answers = self._exchange("score", releases, head)
+        for name, answer in answers.items():
+            if "error" in answer:
+                raise WireError(f"scoring failed at site '{name}': {answer['error']}", answer.get("traceback", ""))
+        return {name: read_rows(self._path(name, "reply")) for name in answers}
+
+    def deliver(self, releases: Mapping[SiteName, Packet]) -> None:
+        for name, answer in self._exchange("deliver", releases, None).items():
+            if "error" in answer:
+                raise WireError(f"site '{name}' could not store its release: {answer['error']}")
+
+    def _exchange(
+        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope | None
+    ) -> Mapping[SiteName, Answer]:
+        self.spool.mkdir(parents=True, exist_ok=True)
+        for name, packet in packets.items():
+            tree.write(packet, self._path(name, "order"))
+        # the largest sites first, so that the last process to finish is not alone for long
+        names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
+        return self.ask({name: self._request(do, name, head) for name in names})
+
+    def _request(self, do: str, site: SiteName, head: Envelope | None = None) -> dict[str, Any]:
+        return {
+            "do": do,
+            "run": str(self.folder),
+            "site": site,
+            "roster": {name: card_to_json(card) for name, card in self.roster.items()},
+            "head": head.for_site(site).to_json() if head else None,
+            "order": str(self._path(site, "order")),
+            "reply": str(self._path(site, "reply")),
+        }
+
+    def _path(self, site: SiteName, kind: str) -> Path:
+        return self.spool / f"{site}.{kind}"
+
+    def close(self) -> None:
+        shutil.rmtree(self.spool, ignore_errors=True)

@@ -1,0 +1,41 @@
+"""A process that serves sites: requests are JSON lines on standard input, answers JSON lines on standard output.
+
+Tensors travel as safetensors files named in the request. When the parent dies its end of the pipe closes, and this
+process ends at once: a resumed run must never meet a worker of the run before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from typing import IO
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(sys.stdin, lines), daemon=True).start()
+
+    import torch
+
+    torch.set_num_threads(1)
+    from consilium.wires.answering import Hospitals
+
+    hospitals = Hospitals()
+    while True:
+        answers.write(json.dumps(hospitals.answer(json.loads(lines.get()))) + "\n")
+        answers.flush()
+
+
+def _listen(requests: IO[str], lines: queue.Queue[str]) -> None:
+    for line in requests:
+        lines.put(line)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

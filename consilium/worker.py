@@ -1,0 +1,176 @@
+"""A site's answers; the same object behind every wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilium.data.cache import SiteArrays, open_site
+from consilium.data.cases import Cases
+from consilium.data.site_folder import Federation
+from consilium.envelope import Envelope
+from consilium.errors import NotForOutsiders, StudyError
+from consilium.local_norm import LocalNorm
+from consilium.machine import pick_device
+from consilium.method import Method
+from consilium.refusal import stamped
+from consilium.scores import Row
+from consilium.site import Predictor, Roster, Site, SiteCard
+from consilium.store import MemoryShelf
+from consilium.study import Study
+from consilium.tree import Packet, flatten, unflatten
+from consilium.weights import SiteName
+
+POOLED = "pooled"  # the virtual site that holds all cases
+SCORED = ("valid", "test")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One hospital at work for one run."""
+
+    method: Method
+    site: Site
+    shelf: MemoryShelf
+    norm: LocalNorm
+    member: bool
+    outside: bool
+    release_file: Path
+
+    def train(self, order: Packet, head: Envelope) -> Packet:
+        """Answer an order; a lost or repeated order leaves no other trace than this round's memory."""
+        torch.set_num_threads(self.site.local.threads)
+        merged = head.merged[self.site.card.name]
+        kept = self._kept(merged)
+        memory = kept.memory if kept else self.method.remember(self.site)
+        own = kept.norm if kept else None
+        got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
+        uplink, memory = self.method.train(self.site, memory, got, head.round)
+        reply, own = self.norm.off(flatten(uplink), order)
+        self.shelf.put(head.round.index, merged, self.norm.kept(self.method)(memory, own))
+        return stamped(reply, head, self.site.card.name)
+
+    def _kept(self, round: int) -> Any | None:
+        return self.shelf.at(round, self.norm.kept(self.method)) if self.member else None
+
+    def predictor(self, release: Packet, merged: int) -> Predictor:
+        """What a release becomes at this site, with its memory."""
+        kept = self._kept(merged)
+        released: Any = unflatten(self.norm.onto(release, kept.norm if kept else None), self.method.Release)
+        return self.method.deploy(self.site.task, kept.memory if kept else None, released)
+
+    def score(self, release: Packet, head: Envelope) -> list[Row]:
+        """Every model of the release on this site's validation and test cases."""
+        torch.set_num_threads(self.site.local.threads)
+        try:
+            first = self.predictor(release, head.merged.get(self.site.card.name, -1))
+        except NotForOutsiders:
+            return []
+        predictors = [first, *first.others(), *(first.elsewhere() if head.full else ())]
+        rows: list[Row] = []
+        for split in SCORED:
+            for predictor in predictors:
+                try:
+                    rows += self._score(predictor, split, head)
+                except NotForOutsiders:
+                    continue
+        return rows
+
+    def _score(self, predictor: Predictor, split: str, head: Envelope) -> Iterator[Row]:
+        name = self.site.card.name
+
+        def row(case: str, label: str, metric: str, value: float) -> Row:
+            return Row(
+                head.round.index + 1, head.round.phase, predictor.model, predictor.of, predictor.when,
+                name, self.outside, split, case, label, metric, float(value),
+            )  # fmt: skip
+
+        outputs: list[Tensor] = []
+        truths: list[Tensor] = []
+        rows: list[Row] = []
+        for batch in self.site.data.whole(split, 16):
+            answer = predictor.answer(batch.images)
+            for i, case in enumerate(batch.cases):
+                marks = self.site.task.score(answer.output[i], batch.truth[i], head.full)
+                rows += [row(case, mark.label, mark.metric, mark.value) for mark in marks]
+                choice = answer.choices[i]
+                if choice.chances:
+                    rows.append(row(case, "", f"chosen:{choice.key}", 1.0))
+                    rows.append(row(case, "", "confidence", choice.confidence or 0.0))
+                    if name in choice.chances:
+                        right = max(choice.chances, key=choice.chances.__getitem__) == name
+                        rows.append(row(case, "", "routed", float(right)))
+            outputs += list(answer.output)
+            truths += list(batch.truth)
+        rows += [row("", m.label, m.metric, m.value) for m in self.site.task.score_all(outputs, truths, head.full)]
+        return iter(rows)
+
+    def deliver(self, release: Packet) -> None:
+        """Store the release beside the memory, for use without the server."""
+        from consilium import tree
+
+        self.release_file.parent.mkdir(parents=True, exist_ok=True)
+        tree.write(release, self.release_file)
+
+
+# ---------------------------------------------------------------------------------------------- opening a site
+
+
+def members_of(study: Study, federation: Federation) -> list[SiteName]:
+    """The sites that train, in name order."""
+    names = sorted(study.plan.sites or federation.sites)
+    for name in (*names, *study.plan.leave_out, *study.plan.away, *study.data.annotated):
+        if name not in federation.sites:
+            raise StudyError(f"there is no site '{name}'; the federation has {', '.join(federation.sites)}.")
+    members = [name for name in names if name not in study.plan.leave_out]
+    if not members:
+        raise StudyError("[study] leave_out leaves no site to train.")
+    return members
+
+
+def annotated_at(study: Study, federation: Federation, site: SiteName) -> tuple[str, ...]:
+    override = study.data.annotated.get(site, federation.sites[site].annotated)
+    if override == "all":
+        return federation.labels
+    for label in override:
+        if label not in federation.labels:
+            raise StudyError(f"[data] annotated.{site}: there is no label '{label}'; choose from {federation.labels}.")
+    return tuple(override)
+
+
+def open_arrays(study: Study, federation: Federation, site: SiteName) -> SiteArrays:
+    annotated = annotated_at(study, federation, site)
+    return open_site(federation, federation.sites[site], study.preprocess, annotated=annotated)
+
+
+def open_worker(study: Study, federation: Federation, site: SiteName, roster: Roster, folder: Path) -> Worker:
+    """A site of a simulation: data from the federation's folder, memory in the run folder."""
+    sources = members_of(study, federation) if site == POOLED else [site]
+    arrays = tuple(open_arrays(study, federation, name) for name in sources)
+    member = site in roster
+    card = roster.get(site) or SiteCard(site, -1, 0, federation.labels)
+    device = pick_device(study.local.device, card.index)
+    task = study.task.on(device) if device != "cpu" else study.task
+    data = Cases(arrays, study.task_fields.augment, study.task_fields.patch)
+    place = folder / "sites" / site
+    return Worker(
+        study.method,
+        Site(card, roster, task, data, study.local, device, study.plan.seed),
+        MemoryShelf(place / "memory", site),
+        LocalNorm.of(task, study.local.batchnorm, site),
+        member,
+        outside=not member and not study.pooled and site not in members_of(study, federation),
+        release_file=place / "release.safetensors",
+    )
+
+
+def site_facts(study: Study, federation: Federation, site: SiteName) -> dict[str, Any]:
+    """What a site says at roll call."""
+    arrays = open_arrays(study, federation, site)
+    n = len(arrays.indices("train"))
+    return {"name": site, "n": n, "labels": list(annotated_at(study, federation, site)), "cases": len(arrays.cases)}

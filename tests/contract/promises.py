@@ -1,0 +1,76 @@
+"""Tools of the contract tests: runs that are interrupted, wires that lose replies, hashes of messages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from consilium import engine, tree
+from consilium.envelope import Envelope, Reply
+from consilium.run_folder import RunFolder
+from consilium.simulation import Result
+from consilium.study import Study
+from consilium.tree import Packet
+from consilium.wires.in_process import InProcess
+
+
+class Interrupted(Exception):
+    """Stands for a crash."""
+
+
+def run_in_process(study: Study, runs: Path, watch: Callable[[Any], None] | None = None) -> Result:
+    folder = RunFolder.create(study, runs, watch)
+    return Result(folder.path, engine.run(study, InProcess(study, folder.path), folder))
+
+
+def crash_after(event: str, round: int) -> Callable[[Mapping[str, Any]], None]:
+    """A watcher that ends the run at an event of a round."""
+
+    def watch(seen: Mapping[str, Any]) -> None:
+        if seen["event"] == event and seen.get("round") == round:
+            raise Interrupted
+
+    return watch
+
+
+class Tampered(InProcess):
+    """An in-process wire whose replies pass through a hand that may change or lose them."""
+
+    def __init__(self, study: Study, folder: Path, hand: Callable[[str, Envelope, Reply], Reply]) -> None:
+        super().__init__(study, folder)
+        self.hand = hand
+
+    def train(self, orders: Mapping[str, Packet], head: Envelope) -> Mapping[str, Reply]:
+        replies = super().train(orders, head)
+        return {name: self.hand(name, head, reply) for name, reply in replies.items()}
+
+
+def run_tampered(study: Study, runs: Path, hand: Callable[[str, Envelope, Reply], Reply]) -> RunFolder:
+    folder = RunFolder.create(study, runs)
+    engine.run(study, Tampered(study, folder.path, hand), folder)
+    return folder
+
+
+def without_packet(reply: Reply) -> Reply:
+    return replace(reply, packet=None, lost="the link broke")
+
+
+def with_packet(reply: Reply, change: Callable[[Packet], Packet]) -> Reply:
+    assert reply.packet is not None
+    return replace(reply, packet=change(reply.packet))
+
+
+def state(result: Result | RunFolder) -> bytes:
+    """The bytes of the last server state."""
+    path = result.folder if isinstance(result, Result) else result.path
+    return (path / "last.safetensors").read_bytes()
+
+
+def digest(item: Any) -> str:
+    """A hash of everything a message holds."""
+    shape, weights, tensors = tree.split(item)
+    parts = [shape, *(w.digest for w in weights.values()), *(str(t.tolist()) for t in tensors.values())]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()

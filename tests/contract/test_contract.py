@@ -1,0 +1,247 @@
+"""What every method promises, whoever wrote it. Each promise is one test over all of METHODS."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilium import simulation, tree
+from consilium.envelope import Envelope
+from consilium.method import timeline
+from consilium.methods import METHODS
+from consilium.run_folder import RunFolder
+from consilium.simulation import Result
+from consilium.study import Study
+from consilium.tree import flatten, unflatten
+from consilium.wires.in_process import InProcess
+from consilium.worker import POOLED, Worker, open_worker
+from tests.contract.promises import (
+    Interrupted,
+    crash_after,
+    digest,
+    run_in_process,
+    run_tampered,
+    state,
+    with_packet,
+    without_packet,
+)
+from tests.toy import toy_study
+
+every_method = pytest.mark.parametrize("name", list(METHODS))
+shared = [name for name, kind in METHODS.items() if not kind.pooled]
+every_shared_method = pytest.mark.parametrize("name", shared)
+
+
+@pytest.fixture(scope="session")
+def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An undisturbed in-process run of each method, made once."""
+    made: dict[str, Result] = {}
+
+    def finish(name: str) -> Result:
+        if name not in made:
+            made[name] = run_in_process(toy_study(federation, name), tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return finish
+
+
+def losses(result: Result) -> dict[int, float]:
+    events = [e for e in RunFolder.open(result.folder).events() if e["event"] == "train" and e["phase"] == "train"]
+    rounds = sorted({e["round"] for e in events})
+    return {r: sum(e["loss"] for e in events if e["round"] == r) for r in rounds}
+
+
+@every_method
+def test_it_learns(name: str, finished: Any) -> None:
+    by_round = losses(finished(name))
+    assert by_round[3] < 0.9 * by_round[1], f"summed training loss by round: {by_round}"
+
+
+@every_method
+@pytest.mark.parametrize(("event", "round"), [("train", 2), ("round", 2), ("score", 2)])
+def test_resume_is_the_uninterrupted_run(
+    name: str, event: str, round: int, federation: Path, tmp_path: Path, finished: Any
+) -> None:
+    study = toy_study(federation, name)
+    with pytest.raises(Interrupted):
+        run_in_process(study, tmp_path, crash_after(event, round))
+    (path,) = tmp_path.iterdir()
+    assert not (path / "summary.json").exists()
+    resumed = simulation.resume(path, workers=0)
+    whole = finished(name)
+    assert state(resumed) == state(whole)
+    for file in ("best.safetensors", "scores.csv"):
+        assert (path / file).read_bytes() == (whole.folder / file).read_bytes(), file
+
+
+@every_method
+@pytest.mark.xdist_group("pool")
+def test_across_processes_is_in_process(name: str, federation: Path, tmp_path: Path, finished: Any, pool: Any) -> None:
+    across = simulation.run(toy_study(federation, name), tmp_path, pool=pool)
+    assert state(across) == state(finished(name))
+    assert (across.folder / "scores.csv").read_bytes() == (finished(name).folder / "scores.csv").read_bytes()
+
+
+@every_shared_method
+def test_one_reply_is_enough(name: str, federation: Path, tmp_path: Path) -> None:
+    study = toy_study(federation, name, study__away={"ada": [2], "cid": [2]}, study__sites=["ada", "bea", "cid"])
+    result = run_in_process(study, tmp_path)
+    assert "site_mean" in result.summary["headline"]
+
+
+@every_shared_method
+def test_a_lost_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path) -> None:
+    def hand(site: str, head: Envelope, reply: Any) -> Any:
+        return without_packet(reply) if (site, head.round.index) == ("bea", 1) else reply
+
+    lost = run_tampered(toy_study(federation, name), tmp_path / "lost", hand)
+    away = run_in_process(toy_study(federation, name, study__away={"bea": [2]}), tmp_path / "away")
+    assert state(lost) == state(away)
+
+
+@every_shared_method
+def test_a_refused_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path) -> None:
+    def spoil(packet: tree.Packet) -> tree.Packet:
+        path = max(packet.tensors)
+        return tree.Packet(packet.header, {**packet.tensors, path: packet.tensors[path] * torch.nan})
+
+    def hand(site: str, head: Envelope, reply: Any) -> Any:
+        return with_packet(reply, spoil) if (site, head.round.index) == ("bea", 1) else reply
+
+    refused = run_tampered(toy_study(federation, name), tmp_path / "refused", hand)
+    away = run_in_process(toy_study(federation, name, study__away={"bea": [2]}), tmp_path / "away")
+    (event,) = [e for e in refused.events() if e["event"] == "refused"]
+    assert event["site"] == "bea"
+    assert "not finite" in event["why"]
+    assert state(refused) == state(away)
+
+
+@every_shared_method
+def test_attendance_repeats_a_run(name: str, federation: Path, tmp_path: Path) -> None:
+    def hand(site: str, head: Envelope, reply: Any) -> Any:
+        return without_packet(reply) if (site, head.round.index) in {("bea", 1), ("cid", 2)} else reply
+
+    study = toy_study(federation, name)
+    lossy = run_tampered(study, tmp_path / "lossy", hand)
+    again = run_in_process(simulation.with_attendance(study, lossy.path), tmp_path / "again")
+    assert state(lossy) == state(again)
+
+
+class Stage:
+    """A study opened by hand: its sites' workers and the server, one step at a time."""
+
+    def __init__(self, study: Study, runs: Path) -> None:
+        folder = RunFolder.create(study, runs)
+        self.study, self.method, self.task = study, study.method, study.task
+        self.wire = InProcess(study, folder.path)
+        self.roster = self.wire.roll_call().members
+        federation = study.federation()
+        self.workers: dict[str, Worker] = {
+            site: open_worker(study, federation, site, self.roster, folder.path) for site in self.roster
+        }
+        self.rounds = [round for _, round in timeline(self.method, study.plan.rounds)]
+        self.server = self.method.start(self.task, self.roster)
+
+    def head(self, index: int, merged: int) -> Envelope:
+        return Envelope("run", self.study.method_name, self.rounds[index], dict.fromkeys(self.roster, merged))
+
+    def round(self, index: int) -> None:
+        replies = {}
+        for site, worker in self.workers.items():
+            order = self.method.send(self.server, self.roster[site], self.rounds[index])
+            packet = worker.train(flatten(order), self.head(index, index - 1))
+            replies[site] = unflatten(packet, self.method.Uplink)
+        self.server = self.method.merge(self.server, replies, self.rounds[index])
+
+
+@every_method
+def test_a_redelivered_order_changes_nothing(name: str, federation: Path, tmp_path: Path) -> None:
+    stage = Stage(toy_study(federation, name), tmp_path)
+    stage.round(0)
+    site, worker = next(iter(stage.workers.items()))
+    order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
+    first, second = (tree.to_bytes(worker.train(order, stage.head(1, 0))) for _ in range(2))
+    assert first == second
+    assert worker.shelf.rounds() == [0, 1]
+
+
+@every_method
+def test_inputs_are_not_modified(name: str, federation: Path, tmp_path: Path) -> None:
+    stage = Stage(toy_study(federation, name), tmp_path)
+    stage.round(0)
+    method, round = stage.method, stage.rounds[1]
+    server, before = stage.server, digest(stage.server)
+    replies = {}
+    for site, worker in stage.workers.items():
+        order = method.send(server, stage.roster[site], round)
+        memory = method.remember(worker.site)
+        given = (digest(order), digest(memory))
+        replies[site], _ = method.train(worker.site, memory, order, round)
+        assert (digest(order), digest(memory)) == given, f"train changed its arguments at {site}"
+    sent = {site: digest(reply) for site, reply in replies.items()}
+    method.merge(server, replies, round)
+    released = method.release(server, next(iter(stage.roster.values())))
+    shown = digest(released)
+    method.deploy(stage.task, None, released).answer(torch.rand(2, 1, 16, 16))
+    assert digest(server) == before
+    assert {site: digest(reply) for site, reply in replies.items()} == sent
+    assert digest(released) == shown
+
+
+@every_method
+def test_memory_matters_where_it_is_declared(name: str, federation: Path, tmp_path: Path) -> None:
+    if not dataclasses.fields(METHODS[name].Memory):
+        pytest.skip("declares no memory")
+    stage = Stage(toy_study(federation, name), tmp_path)
+    stage.round(0)
+    site, worker = next(iter(stage.workers.items()))
+    order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
+    kept = tree.to_bytes(worker.train(order, stage.head(1, 0)))
+    forgotten = tree.to_bytes(worker.train(order, stage.head(1, -1)))
+    assert kept != forgotten
+
+
+@every_method
+def test_blank_is_the_shape_of_a_real_uplink(name: str, federation: Path, tmp_path: Path) -> None:
+    stage = Stage(toy_study(federation, name), tmp_path)
+    site, worker = next(iter(stage.workers.items()))
+    for index in (0, len(stage.rounds) - 1):
+        order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
+        got = unflatten(worker.train(flatten(order), stage.head(index, -1)), stage.method.Uplink)
+        blank = stage.method.blank(stage.task, stage.roster, stage.roster[site], stage.rounds[index])
+        for real, expected in zip(tree.split(got).weights.items(), tree.split(blank).weights.items(), strict=True):
+            assert real[0] == expected[0]
+            assert {k: (t.shape, t.dtype) for k, t in real[1].items()} == {
+                k: (t.shape, t.dtype) for k, t in expected[1].items()
+            }
+
+
+@every_method
+def test_the_headline_model_is_no_other_method_in_disguise(name: str, finished: Any) -> None:
+    def outputs(other: str) -> torch.Tensor:
+        result = finished(other)
+        folder = RunFolder.open(result.folder)
+        method = folder.study.method
+        server = tree.load(result.folder / "last.safetensors", method.Server)
+        roster = _roster(folder)
+        card = roster.get("ada")
+        predictor = method.deploy(folder.study.task, None, method.release(server, card))
+        images = torch.linspace(0, 1, 4 * 256).reshape(4, 1, 16, 16)
+        return predictor.answer(images).output
+
+    mine = outputs(name)
+    for other in {"local", "fedavg"} - {name}:
+        gap = (mine - outputs(other)).abs().max().item()
+        assert gap > 1e-4, f"{name} predicts as {other} does: largest difference {gap}"
+
+
+def _roster(folder: RunFolder) -> dict[str, Any]:
+    from consilium.envelope import card_from_json
+    from consilium.store import read_json
+
+    members = read_json(folder.path / "origin.json")["members"]
+    return {name: card_from_json(card) for name, card in members.items() if name != POOLED}

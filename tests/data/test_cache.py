@@ -1,0 +1,353 @@
+"""The cache: built once, shared by processes, never stale, rebuilt when damaged."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import tracemalloc
+from dataclasses import replace
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from consilium.data import cache as cache_module
+from consilium.data.cache import SiteArrays, cache_root, open_site
+from consilium.data.preprocess import Preprocess, invert
+from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
+from consilium.errors import DataError, StudyError, WorkError
+
+HOW = Preprocess(size=(8, 8))
+LONG_AGO = 10**18  # ns; in 2001
+
+
+def make(
+    folder: Path, cases: int = 3, labels: tuple[str, ...] = ("disc", "cup"), annotated: tuple[str, ...] = ()
+) -> None:
+    """A site `west` of grey 12×10 images whose masks hold 1 in the first rows and 2 below them."""
+    contains = {"disc": ["cup"]} if labels == ("disc", "cup") else {}
+    write_federation_toml(folder, "segmentation", labels, 2, 1, contains)
+    rows = []
+    for i in range(cases):
+        image, mask = folder / "west" / "images" / f"{i}.png", folder / "west" / "labels" / f"{i}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        save(image, np.full((12, 10), 51 * (i % 5), np.uint8))
+        save(mask, np.repeat([[1], [2], [0]], 4, axis=0).repeat(10, axis=1))
+        rows.append(Case(f"c{i}", f"p{i}", ("train", "valid", "test")[i % 3], image, mask))
+    write_site(folder, "west", rows, annotated)
+
+
+def save(path: Path, array: Any) -> None:
+    Image.fromarray(np.asarray(array, np.uint8)).save(path)
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))  # a file as old as this is trusted by its times
+
+
+def opened(tmp_path: Path, how: Preprocess = HOW, **more: Any) -> SiteArrays:
+    federation = read_federation(tmp_path / "fed")
+    return open_site(federation, federation.sites["west"], how, tmp_path / "cache", **more)
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Path:
+    make(tmp_path / "fed")
+    return tmp_path / "fed"
+
+
+def test_arrays_are_what_preprocessing_gives(tmp_path: Path, fed: Path) -> None:
+    arrays = opened(tmp_path)
+    assert len(arrays) == 3
+    assert [arrays.indices(split) for split in ("train", "valid", "test", "")] == [[0], [1], [2], []]
+    for i in range(3):
+        assert arrays.image(i).shape == (1, 8, 8)
+        assert arrays.image(i).dtype == np.float32
+        assert np.allclose(arrays.image(i), 0.2 * i)
+    truth = arrays.truth(0)
+    assert isinstance(truth, np.ndarray)
+    assert truth[:, 0].tolist() == [1, 1, 1, 2, 2, 0, 0, 0]
+    assert invert(truth, arrays.undo(0), nearest=True).shape == (12, 10)
+
+
+def test_views_are_read_only_and_aligned(tmp_path: Path, fed: Path) -> None:
+    arrays = opened(tmp_path, Preprocess(size=(7, 5)))
+    for i in range(3):
+        image, truth = arrays.image(i), arrays.truth(i)
+        assert isinstance(truth, np.ndarray)
+        assert image.ctypes.data % 64 == 0
+        assert truth.ctypes.data % 64 == 0
+        assert not image.flags.writeable
+        assert not truth.flags.writeable
+        assert image.base is not None
+
+
+def test_images_of_different_sizes_keep_them(tmp_path: Path, fed: Path) -> None:
+    save(fed / "west" / "images" / "1.png", np.zeros((5, 6)))
+    save(fed / "west" / "labels" / "1.png", np.zeros((5, 6)))
+    arrays = opened(tmp_path, Preprocess())
+    assert [arrays.image(i).shape for i in range(3)] == [(1, 12, 10), (1, 5, 6), (1, 12, 10)]
+
+
+def test_classes_are_indices(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    write_federation_toml(folder, "classification", ["cyst", "stone"], 2, 1)
+    (folder / "west").mkdir()
+    save(folder / "west" / "a.png", np.zeros((3, 3)))
+    cases = [Case("a", "a", "train", Path("a.png"), "stone"), Case("b", "b", "train", Path("a.png"), "cyst")]
+    write_site(folder, "west", cases)
+    arrays = opened(tmp_path)
+    assert [arrays.truth(i) for i in range(2)] == [1, 0]
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    reads: list[str] = []
+    examine, file_hash = cache_module.examine, cache_module.file_hash
+    monkeypatch.setattr(cache_module, "examine", lambda *a: (reads.append("decoded"), examine(*a))[1])
+    monkeypatch.setattr(cache_module, "file_hash", lambda path: (reads.append("hashed"), file_hash(path))[1])
+    return reads
+
+
+def test_nothing_is_read_twice(tmp_path: Path, fed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = count_reads(monkeypatch)
+    first = opened(tmp_path)
+    assert (reads.count("hashed"), reads.count("decoded")) == (6, 3)
+    assert opened(tmp_path).folder == first.folder
+    assert len(reads) == 9
+
+
+def test_a_young_file_is_hashed_again(tmp_path: Path, fed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock may not have ticked between two changes."""
+    os.utime(fed / "west" / "images" / "0.png")
+    opened(tmp_path)
+    reads = count_reads(monkeypatch)
+    opened(tmp_path)
+    assert reads == ["hashed"]
+
+
+CHANGES = [
+    # what changes, whether the arrays are built anew
+    ("a pixel", True),
+    ("a mask", True),
+    ("size", True),
+    ("labels", True),
+    ("the time of a file", False),
+    ("a split", False),
+    ("annotated", False),
+]
+
+
+@pytest.mark.parametrize(("what", "anew"), CHANGES)
+def test_the_key_is_content_and_settings(tmp_path: Path, fed: Path, what: str, anew: bool) -> None:
+    before = opened(tmp_path).folder
+    how, image, mask = HOW, fed / "west" / "images" / "0.png", fed / "west" / "labels" / "0.png"
+    if what == "a pixel":
+        save(image, np.eye(12, 10))
+    elif what == "a mask":
+        save(mask, np.eye(12, 10))
+    elif what == "size":
+        how = Preprocess(size=(4, 4))
+    elif what == "labels":
+        write_federation_toml(fed, "segmentation", ["disc", "rim"], 2, 1)
+    elif what == "the time of a file":
+        os.utime(image)
+    elif what == "a split":
+        table = fed / "west" / "cases.csv"
+        table.write_text(table.read_text().replace("train", "test"))
+    else:
+        (fed / "west" / "site.toml").write_text('name = "west"\nannotated = ["disc"]\n')
+    assert (opened(tmp_path, how).folder != before) is anew
+
+
+def test_a_new_split_is_seen_at_once(tmp_path: Path, fed: Path) -> None:
+    opened(tmp_path)
+    table = fed / "west" / "cases.csv"
+    table.write_text(table.read_text().replace("train", "test"))
+    assert opened(tmp_path).indices("test") == [0, 2]
+
+
+ANNOTATED = [
+    # labels, annotated, what the values 0, 1, 2 become
+    (("liver", "spleen"), ("liver", "spleen"), [0, 1, 2]),
+    (("liver", "spleen"), ("liver",), [0, 1, 0]),
+    (("liver", "spleen"), ("spleen",), [0, 0, 2]),
+    (("disc", "cup"), ("disc",), [0, 1, 1]),  # the cup lies in the disc, so its voxels are disc
+    (("disc", "cup"), ("cup",), [0, 0, 2]),
+]
+
+
+@pytest.mark.parametrize(("labels", "annotated", "become"), ANNOTATED)
+def test_what_a_site_does_not_annotate_is_not_there(
+    tmp_path: Path, labels: tuple[str, ...], annotated: tuple[str, ...], become: list[int]
+) -> None:
+    make(tmp_path / "fed", labels=labels, annotated=annotated)
+    truth = opened(tmp_path).truth(0)
+    assert isinstance(truth, np.ndarray)
+    assert truth[:, 0].tolist() == [become[v] for v in (1, 1, 1, 2, 2, 0, 0, 0)]
+    everything = opened(tmp_path, annotated=labels).truth(0)
+    assert isinstance(everything, np.ndarray)
+    assert everything[:, 0].tolist() == [1, 1, 1, 2, 2, 0, 0, 0]
+
+
+def test_an_unknown_annotated_label_is_refused(tmp_path: Path, fed: Path) -> None:
+    with pytest.raises(StudyError, match=r"annotated names .disk., .* did you mean .disc."):
+        opened(tmp_path, annotated=["disk"])
+
+
+def damage(folder: Path, how: str) -> None:
+    if how == "images cut":
+        os.truncate(folder / "images.bin", 100)
+    elif how == "masks longer":
+        with (folder / "masks.bin").open("ab") as file:
+            file.write(b"more")
+    elif how == "masks gone":
+        (folder / "masks.bin").unlink()
+    elif how == "index gone":
+        (folder / "index.json").unlink()
+    elif how == "index cut":
+        os.truncate(folder / "index.json", 30)
+    elif how == "index of another shape":
+        (folder / "index.json").write_text(json.dumps({"cases": {}}))
+    elif how == "a case missing":
+        index = json.loads((folder / "index.json").read_text())
+        (folder / "index.json").write_text(json.dumps({**index, "cases": index["cases"][1:]}))
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["images cut", "masks longer", "masks gone", "index gone", "index cut", "index of another shape", "a case missing"],
+)
+def test_a_damaged_cache_is_built_again(tmp_path: Path, fed: Path, how: str) -> None:
+    folder = opened(tmp_path).folder
+    damage(folder, how)
+    arrays = opened(tmp_path)
+    assert arrays.folder == folder
+    assert np.allclose(arrays.image(2), 0.4)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing is left beside it
+
+
+def test_damaged_notes_about_files_are_harmless(tmp_path: Path, fed: Path) -> None:
+    folder = opened(tmp_path).folder
+    for path in (tmp_path / "cache" / "files").iterdir():
+        path.write_text("[1, 2")
+    assert opened(tmp_path).folder == folder
+
+
+def test_arrays_stay_open_when_the_cache_is_deleted(tmp_path: Path, fed: Path) -> None:
+    arrays = opened(tmp_path)
+    shutil.rmtree(tmp_path / "cache")
+    assert np.allclose(arrays.image(1), 0.2)
+    assert np.allclose(opened(tmp_path).image(1), 0.2)
+
+
+def test_what_a_killed_build_left_is_swept_away(tmp_path: Path, fed: Path) -> None:
+    left = tmp_path / "cache" / "arrays" / ".building-west-old"
+    young = tmp_path / "cache" / "arrays" / ".building-west-young"
+    for path in (left, young):
+        path.mkdir(parents=True)
+    os.utime(left, ns=(LONG_AGO, LONG_AGO))
+    opened(tmp_path)
+    assert not left.exists()
+    assert young.exists()
+
+
+def _open_together(place: str, barrier: Barrier, answers: Any) -> None:
+    federation = read_federation(Path(place) / "fed")
+    build = cache_module._build
+
+    def build_and_wait(*a: Any) -> None:
+        build(*a)
+        barrier.wait(30)  # both have built before either renames
+
+    cache_module._build = build_and_wait
+    arrays = open_site(federation, federation.sites["west"], HOW, Path(place) / "cache")
+    answers.put((str(arrays.folder), float(arrays.image(2).mean())))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_two_processes_building_at_once_both_end_well(tmp_path: Path, fed: Path, damaged: bool) -> None:
+    if damaged:
+        damage(opened(tmp_path).folder, "images cut")
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(2), context.Queue()
+    both = [context.Process(target=_open_together, args=(str(tmp_path), barrier, answers)) for _ in range(2)]
+    for process in both:
+        process.start()
+    got = [answers.get(timeout=60) for _ in both]
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+    assert got[0] == got[1]
+    assert got[0][1] == pytest.approx(0.4)
+    assert len(list((tmp_path / "cache" / "arrays").iterdir())) == 1
+
+
+def test_all_faults_of_a_site_are_listed(tmp_path: Path, fed: Path) -> None:
+    west = fed / "west"
+    (west / "images" / "0.png").write_bytes(b"")
+    save(west / "labels" / "0.png", np.full((12, 10), 7))
+    save(west / "labels" / "1.png", np.zeros((4, 4)))
+    with pytest.raises(DataError) as caught:
+        opened(tmp_path)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "3 faults in the images of site 'west'; nothing was done."
+    for line, words in zip(
+        lines,
+        [
+            "west/images/0.png, case 'c0': is empty",
+            "west/labels/0.png, case 'c0': has the mask values 7, which are not in labels (0 background, 1 disc,",
+            "west/labels/1.png, case 'c1': is 4×4 but its image is 12×10",
+        ],
+        strict=True,
+    ):
+        assert words in line
+    assert list((tmp_path / "cache" / "arrays").iterdir()) == []
+
+
+def test_settings_that_do_not_fit_the_images_name_each_file(tmp_path: Path, fed: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        opened(tmp_path, Preprocess(spacing=(1, 1)))
+    assert str(caught.value).count("does not say its spacing") == 3
+
+
+def test_memory_holds_one_case(tmp_path: Path) -> None:
+    make(tmp_path / "fed", cases=40)
+    opened(tmp_path)  # libraries are imported on first use
+    tracemalloc.start()
+    opened(tmp_path, Preprocess(size=(200, 200)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    one = 200 * 200 * 4
+    assert peak < 10 * one  # all forty would be 40
+
+
+def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("CONSILIUM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_root() == tmp_path / ".cache" / "consilium"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_root() == Path("/xdg/consilium")
+    monkeypatch.setenv("CONSILIUM_CACHE", "/own")
+    assert cache_root() == Path("/own")
+
+
+def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path: Path, fed: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(WorkError, match="set CONSILIUM_CACHE"):
+        opened(tmp_path)
+
+
+def test_patients_arrays_are_private(tmp_path: Path, fed: Path) -> None:
+    assert opened(tmp_path).folder.stat().st_mode & 0o077 == 0
+
+
+def test_cases_keep_table_order(tmp_path: Path, fed: Path) -> None:
+    federation = read_federation(fed)
+    site = federation.sites["west"]
+    backwards = replace(site, cases=site.cases[::-1])
+    arrays = open_site(federation, backwards, HOW, tmp_path / "cache")
+    assert [float(arrays.image(i).mean()) for i in range(3)] == pytest.approx([0.4, 0.2, 0.0])

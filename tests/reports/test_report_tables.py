@@ -1,0 +1,141 @@
+"""The comparison table: who stands where, and with which numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from consilium.errors import RunError
+from consilium.reports.reading import RunView, read_run
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, compare
+
+SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
+
+
+def test_lines_are_those_of_the_paper(four: list[RunView]) -> None:
+    table = compare(four)
+    assert [(line.name, line.kind) for line in table.lines] == [
+        ("Pooled (bound)", "bound"),
+        ("basel local", "elsewhere"),
+        ("hk local", "elsewhere"),
+        ("Local (own site)", "local"),
+        ("FedAvg", "federated"),
+        ("FedSM", "federated"),
+    ]
+    assert [column.title for column in table.columns] == ["basel", "hk", "site mean", "pooled cases"]
+
+
+def test_numbers_are_those_of_the_summary(four: list[RunView]) -> None:
+    fedsm = compare(four).lines[-1]
+    assert four[3].summary is not None
+    headline = four[3].summary["headline"]
+    assert fedsm.cells[SITE_MEAN] == Cell(headline["site_mean"])
+    assert fedsm.cells[POOLED] == Cell(headline["pooled"])
+    assert fedsm.cells[Column("site", "hk")] == Cell(headline["sites"]["hk"])
+    assert fedsm.interval is not None
+    assert fedsm.interval[0] < headline["site_mean"] < fedsm.interval[1]
+
+
+def test_a_local_model_elsewhere(four: list[RunView]) -> None:
+    basel, hk, own = compare(four).lines[1:4]
+    site = Column("site", "hk")
+    assert own.cells[site] == hk.cells[site]
+    assert basel.cells[site].value < hk.cells[site].value
+    both = [basel.cells[Column("site", name)].value for name in SMALL]
+    assert basel.cells[SITE_MEAN].value == pytest.approx(sum(both) / 2)
+    assert basel.cells[POOLED].value == pytest.approx((3 * both[0] + 4 * both[1]) / 7)
+
+
+def test_bold_is_the_best_federated_method(four: list[RunView]) -> None:
+    table = compare(four)
+    assert table.best(SITE_MEAN) == {"FedSM"}
+    assert compare(four[:3]).best(SITE_MEAN) == frozenset()  # one alone leads nothing
+    text = table.to_markdown()
+    assert f"**{table.lines[-1].cells[SITE_MEAN].value:.4f}**" in text
+    assert f"**{table.lines[0].cells[SITE_MEAN].value:.4f}**" not in text
+
+
+def test_seeds_become_mean_and_deviation(run_folder: Callable[..., Path]) -> None:
+    runs = [read_run(run_folder("fedavg", sites=SMALL, seed=seed)) for seed in (0, 1, 2)]
+    (line,) = compare(runs).lines
+    values = [run.summary["headline"]["site_mean"] for run in runs if run.summary]
+    mean = sum(values) / 3
+    assert line.count == 3
+    assert line.interval is None
+    assert line.cells[SITE_MEAN].value == pytest.approx(mean)
+    assert line.cells[SITE_MEAN].sd == pytest.approx((sum((v - mean) ** 2 for v in values) / 2) ** 0.5)
+    assert "| FedAvg | 3 | " in compare(runs).to_markdown()
+
+
+def test_other_settings_are_another_line(run_folder: Callable[..., Path]) -> None:
+    runs = [read_run(run_folder("fedsm", sites=SMALL, settings={"pull": pull})) for pull in (0.7, 0.25)]
+    assert [line.name for line in compare(runs).lines] == ["FedSM (pull 0.7)", "FedSM (pull 0.25)"]
+
+
+def test_a_run_named_twice_counts_once(four: list[RunView]) -> None:
+    assert compare([four[2], read_run(four[2].folder)]).lines[0].count == 1
+
+
+def test_outside_sites_have_their_own_columns(run_folder: Callable[..., Path]) -> None:
+    table = compare([read_run(run_folder("fedavg", sites=SMALL, outside=("hk",)))])
+    assert [column.title for column in table.columns] == ["basel", "site mean", "pooled cases", "hk (outside)"]
+    cells = table.lines[0].cells
+    assert cells[SITE_MEAN].value == cells[Column("site", "basel")].value
+
+
+def test_json_has_the_promised_keys_and_no_nan(four: list[RunView]) -> None:
+    found = json.loads(json.dumps(compare(four).to_json(), allow_nan=False))
+    assert [row["method"] for row in found["rows"]] == ["pooled", "local", "fedavg", "fedsm"]
+    assert found["rows"][3].keys() >= {"run", "method", "seed", "headline", "interval", "against_first"}
+    assert "against_first" not in found["rows"][0]
+    gap = found["rows"][2]["against_first"]
+    assert gap["difference"] == pytest.approx(
+        found["rows"][2]["headline"]["site_mean"] - found["rows"][0]["headline"]["site_mean"]
+    )
+    assert gap["low"] <= gap["difference"] <= gap["high"]
+    assert gap["cases"] == 7
+
+
+def test_the_terminal_table_loses_no_digit(four: list[RunView]) -> None:
+    console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(compare(four).to_rich())
+    console.file.close()
+    text = console.export_text()
+    for line in compare(four).lines:
+        assert f"{line.cells[POOLED].value:.4f}" in text
+
+
+def test_no_interval_without_the_cases_behind_the_mean(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder("fedavg", sites=SMALL)
+    lines = (folder / "scores.csv").read_text().splitlines(keepends=True)
+    (folder / "scores.csv").write_text("".join(line for line in lines if "hk-test-000" not in line))
+    assert compare([read_run(folder)]).lines[0].interval is None
+
+
+def test_unfinished_runs_are_left_out_and_named(run_folder: Callable[..., Path], four: list[RunView]) -> None:
+    begun = read_run(run_folder("scaffold", sites=SMALL, finished=False))
+    table = compare([*four, begun])
+    assert table.unfinished == (begun.name,)
+    assert begun.name in table.caption
+    with pytest.raises(RunError, match="resume"):
+        compare([begun])
+    with pytest.raises(RunError, match="no run"):
+        compare([])
+
+
+def test_runs_of_different_tasks_are_refused(run_folder: Callable[..., Path], four: list[RunView]) -> None:
+    folder = run_folder("fedavg", sites=SMALL, seed=9)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["headline"]["metric"] = "accuracy"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(RunError, match="one task at a time"):
+        compare([four[2], read_run(folder)])
+
+
+def test_markdown_escapes_bars(run_folder: Callable[..., Path]) -> None:
+    text = compare([read_run(run_folder("fedavg", sites={"a|b": (2, 0.8, 0.8)}))]).to_markdown()
+    assert "a\\|b" in text
