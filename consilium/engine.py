@@ -213,8 +213,7 @@ class _Run:
         states = {"best": (best.server, best_round), "last": (self.folder.last(self.method), last_round)}
         for name, (state, number) in states.items():
             if (number, name) not in self.folder.scored():
-                where = replace(final, index=number - 1, phase=name)
-                self._seal(self._score(state, merged, where, full=True), number, name)
+                self._seal(self._final_rows(name, state, replace(final, index=number - 1), merged), number, name)
         self.wire.deliver(
             {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()}
         )
@@ -222,6 +221,13 @@ class _Run:
         self.folder.finish(self.method, summary)
         self.folder.note("finish", seconds=summary["seconds"])
         return summary
+
+    def _final_rows(self, name: str, state: Any, round: Round, merged: Mapping[SiteName, int]) -> list[Row]:
+        """All scores of the best or the last state; one that is both is scored once."""
+        if name == "last" and self.folder.best_is_last():
+            rows = [row for row in self.folder.rows() if row.phase == "best"]
+            return [replace(row, phase=name, round=round.index + 1) for row in rows]
+        return self._score(state, merged, replace(round, phase=name), full=True)
 
     def _recipients(self) -> dict[SiteName, SiteCard | None]:
         return {name: self.roster.get(name) for name in self.roll.audience}

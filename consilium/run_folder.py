@@ -22,6 +22,7 @@ from consilium.study import Study, load_study
 from consilium.weights import SiteName
 
 Event = Mapping[str, Any]
+FORMAT = 1  # of the run folder; a change keeps older ones readable or refuses them in words
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RunFolder:
         if not (path / "study.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no study.toml.")
         folder = cls(path, load_study(path / "study.toml"), watch)
-        folder._check_version()
+        folder._check_format()
         return folder
 
     @property
@@ -66,14 +67,16 @@ class RunFolder:
     def begun(self) -> bool:
         return (self.path / "journal.jsonl").exists()
 
-    def _check_version(self) -> None:
-        origin = self.path / "origin.json"
-        if not origin.exists():
+    def _check_format(self) -> None:
+        path = self.path / "origin.json"
+        if not path.exists():
             return
-        made = str(read_json(origin).get("versions", {}).get("consilium", ""))
-        if made.split(".")[:1] != __version__.split(".")[:1]:
+        facts = read_json(path)
+        if facts.get("format") != FORMAT:
+            made = facts.get("versions", {}).get("consilium", "an unknown version")
             raise RunError(
-                f"{self.path} was made by consilium {made}; this is {__version__}, which cannot go on with it."
+                f"{self.path} was made by consilium {made} in format {facts.get('format')}; this is {__version__}, "
+                f"which reads format {FORMAT}. Use that version, or start the study again."
             )
 
     @contextmanager
@@ -117,7 +120,7 @@ class RunFolder:
                     file.truncate(text.rfind(b"\n") + 1)
 
     def write_origin(self, facts: Mapping[str, Any]) -> None:
-        write_json({**origin(), **facts}, self.path / "origin.json")
+        write_json({"format": FORMAT, **origin(), **facts}, self.path / "origin.json")
 
     # ------------------------------------------------------------------------------------ state
 
@@ -156,6 +159,9 @@ class RunFolder:
         facts = read_json(path)
         valid = {key: Valid(value, round) for key, (value, round) in facts["valid"].items()}
         return Best(self._read(facts["server"], method), valid)
+
+    def best_is_last(self) -> bool:
+        return bool(read_json(self._states / "best.json")["server"] == read_json(self._states / "last.json"))
 
     def last(self, method: Method) -> Any:
         """The server after the last of the paper's rounds."""

@@ -93,9 +93,13 @@ def demo(
 
 
 def _print(result: Any, as_json: bool) -> None:
+    from consilium.reporting import write_report
+
     if as_json:
         typer.echo(json.dumps({"run": str(result.folder), **result.summary}))
         return
+    if not (result.folder / "report.html").exists():
+        write_report([result.folder], result.folder / "report.html")
     head = result.summary["headline"]
     if "site_mean" in head:
         typer.echo(

@@ -160,8 +160,9 @@ def _label_tables(comparison: Comparison) -> list[LabelTable]:
         run = group.runs[0]
         order = list(dict.fromkeys(row.label for row in run.best_rows))  # the task's order, which a summary has lost
         for metric, labels in _scores(run).items():
-            if metric != "confidence" and not metric.startswith(CHOSEN):
-                known = sorted(labels, key=lambda label: (label == MEAN, order.index(label) if label in order else -1))
+            if metric not in ("confidence", "routed") and not metric.startswith(CHOSEN):
+                shown = set(labels) - {MEAN} if len(labels) == 2 else labels  # the mean of one label says nothing more
+                known = sorted(shown, key=lambda label: (label == MEAN, order.index(label) if label in order else -1))
                 found.setdefault(metric, {}).update(dict.fromkeys(known))
     return [
         _label_table(comparison, metric, tuple(labels))
@@ -223,7 +224,7 @@ def _origin(runs: Sequence[RunView]) -> list[tuple[str, str]]:
     """Versions and machine, each value once; many runs usually share one origin."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        for key, value in flat(run.origin):
+        for key, value in flat({key: part for key, part in run.origin.items() if key not in ("members", "sites")}):
             found.setdefault(key, {})[_text(value)] = None
     return [(key, ", ".join(values)) for key, values in found.items()]
 

@@ -38,7 +38,8 @@ class _Process:
             line = ""
         if not line:
             self.stop()
-            return {"error": f"the worker process died ({self._last_words()})", "seconds": 0.0, "memory_mb": 0.0}
+            why = f"the worker process died ({self._last_words()})"
+            return {"error": why, "died": True, "seconds": 0.0, "memory_mb": 0.0}
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -96,7 +97,10 @@ class Pool:
     def _ask(self, request: Request) -> Answer:
         process = self._idle.get()
         try:
-            return process.ask(request)
+            answer = process.ask(request)
+            if answer.get("died") and request["do"] != "train":
+                answer = process.ask(request)  # scoring changes nothing, so it can be asked again
+            return answer
         finally:
             self._idle.put(process)
 
