@@ -77,7 +77,7 @@ class _Run:
             if phase.from_best and round.step == 0 and best is not None:
                 server = best.server
             start = time.perf_counter()
-            replies = self._exchange(server, phase, round, merged)
+            replies = self._exchange(server, phase, round, merged, best.merged if best else {})
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
             server = self.folder.commit(phase, round, server, merged)
@@ -100,12 +100,19 @@ class _Run:
 
     # ------------------------------------------------------------------------------------ one round
 
-    def _exchange(self, server: Any, phase: Phase, round: Round, merged: Mapping[SiteName, int]) -> dict[SiteName, Any]:
+    def _exchange(
+        self,
+        server: Any,
+        phase: Phase,
+        round: Round,
+        merged: Mapping[SiteName, int],
+        best: Mapping[SiteName, int],
+    ) -> dict[SiteName, Any]:
         """Orders out, replies in; a reply that cannot be used is left out, said, and forgotten by its site."""
         asked = self._asked(round)
         orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
         packets = {name: flatten(order) for name, order in orders.items() if order is not None}
-        head = Envelope(self.folder.path.name, self.study.method_name, round, merged)
+        head = Envelope(self.folder.path.name, self.study.method_name, round, merged, best)
         replies: dict[SiteName, Any] = {}
         lost = ""
         for name, reply in sorted(self.wire.train(packets, head).items()):
@@ -161,7 +168,7 @@ class _Run:
         if not due or (round.index + 1, phase.name) in self.folder.scored():
             return best
         rows = self._score(server, merged, round, full=False)
-        now = Best(server, self._valid(rows, round))
+        now = Best(server, self._valid(rows, round), dict(merged))
         if best is None or self.method.headline not in _models(now.valid):
             best = now
         else:
@@ -174,7 +181,7 @@ class _Run:
         releases = {}
         for name in self.roll.audience:
             releases[name] = flatten(self.method.release(server, self.roster.get(name)))
-        head = Envelope(self.folder.path.name, self.study.method_name, round, merged, full)
+        head = Envelope(self.folder.path.name, self.study.method_name, round, merged, full=full)
         answers = self.wire.score(releases, head)
         return [row for name in sorted(answers) for row in answers[name]]
 
@@ -206,14 +213,14 @@ class _Run:
         phase, final = self.line[-1]
         assert best is not None
         if phase.from_best and not phase.counts:
-            best = self.folder.keep(replace(best, server=server))
+            best = self.folder.keep(replace(best, server=server, merged=dict(merged)))
         counted = [round for phase, round in self.line if phase.counts]
         last_round = counted[-1].index + 1
         best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
-        states = {"best": (best.server, best_round), "last": (self.folder.last(self.method), last_round)}
-        for name, (state, number) in states.items():
+        last = Best(self.folder.last(self.method), {}, merged)
+        for name, state, number in (("best", best, best_round), ("last", last, last_round)):
             if (number, name) not in self.folder.scored():
-                self._seal(self._final_rows(name, state, replace(final, index=number - 1), merged), number, name)
+                self._seal(self._final_rows(name, state, replace(final, index=number - 1)), number, name)
         self.wire.deliver(
             {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()}
         )
@@ -222,12 +229,12 @@ class _Run:
         self.folder.note("finish", seconds=summary["seconds"])
         return summary
 
-    def _final_rows(self, name: str, state: Any, round: Round, merged: Mapping[SiteName, int]) -> list[Row]:
+    def _final_rows(self, name: str, state: Best, round: Round) -> list[Row]:
         """All scores of the best or the last state; one that is both is scored once."""
-        if name == "last" and self.folder.best_is_last():
+        if name == "last" and self.folder.best_is_last(state.merged):
             rows = [row for row in self.folder.rows() if row.phase == "best"]
             return [replace(row, phase=name, round=round.index + 1) for row in rows]
-        return self._score(state, merged, replace(round, phase=name), full=True)
+        return self._score(state.server, state.merged, replace(round, phase=name), full=True)
 
     def _recipients(self) -> dict[SiteName, SiteCard | None]:
         return {name: self.roster.get(name) for name in self.roll.audience}

@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_type_hints
 
 from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task
@@ -58,6 +58,7 @@ class Best:
 
     server: Any
     valid: Mapping[str, Valid]
+    merged: Mapping[SiteName, int] = field(default_factory=dict)  # the sites' memories that go with it, by round
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,9 @@ class RunFolder:
     def keep(self, best: Best) -> Best:
         document = self._store.put(best.server)
         valid = {key: [mark.value, mark.round] for key, mark in best.valid.items()}
-        write_json({"server": document, "valid": valid}, self._states / "best.json")
-        return Best(self._store.get(document, type(best.server)), best.valid)
+        facts = {"server": document, "valid": valid, "merged": dict(best.merged)}
+        write_json(facts, self._states / "best.json")
+        return replace(best, server=self._store.get(document, type(best.server)))
 
     def resume(self, method: Method) -> State | None:
         """The last committed state, or None before the first round."""
@@ -158,10 +159,12 @@ class RunFolder:
             return None
         facts = read_json(path)
         valid = {key: Valid(value, round) for key, (value, round) in facts["valid"].items()}
-        return Best(self._read(facts["server"], method), valid)
+        return Best(self._read(facts["server"], method), valid, facts["merged"])
 
-    def best_is_last(self) -> bool:
-        return bool(read_json(self._states / "best.json")["server"] == read_json(self._states / "last.json"))
+    def best_is_last(self, merged: Mapping[SiteName, int]) -> bool:
+        """Whether the best state is the last one, memories included."""
+        best = read_json(self._states / "best.json")
+        return bool(best["server"] == read_json(self._states / "last.json") and best["merged"] == dict(merged))
 
     def last(self, method: Method) -> Any:
         """The server after the last of the paper's rounds."""

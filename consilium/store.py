@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,12 +111,12 @@ class MemoryShelf:
             )
         return self._store.get(read_json(path), kind)
 
-    def put(self, round: int, after: int, memory: Any) -> None:
-        """Keep this round's memory and the one it came from; later ones were never merged and are dropped."""
+    def put(self, round: int, memory: Any, keep: Collection[int]) -> None:
+        """Keep this round's memory and those named, which the server may ask for again; drop all others."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self._store.put(memory), self._path(round))
         for other in self.rounds():
-            if other not in (round, after):
+            if other != round and other not in keep:
                 self._path(other).unlink()
         self._store.sweep(read_json(self._path(other)) for other in self.rounds())
 

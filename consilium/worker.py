@@ -52,7 +52,9 @@ class Worker:
         got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
         uplink, memory = self.method.train(self.site, memory, got, head.round)
         reply, own = self.norm.off(flatten(uplink), order)
-        self.shelf.put(head.round.index, merged, self.norm.kept(self.method)(memory, own))
+        # a memory later than the merged one was never merged; the best round's is wanted again at the end
+        wanted = (merged, head.best.get(self.site.card.name, -1))
+        self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), keep=wanted)
         return stamped(reply, head, self.site.card.name)
 
     def _kept(self, round: int) -> Any | None:

@@ -188,7 +188,7 @@ class FedSM(Method):
             selector=new.selector if newer else old.selector,
             selector_state=new.selector_state if newer else old.selector_state,
         )
-        return Best(server, valid)
+        return Best(server, valid, now.merged)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         if round.phase == "calibrate":

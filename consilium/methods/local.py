@@ -85,7 +85,7 @@ class Local(Method):
             key = f"local/{name}"
             if key in now.valid and (key not in valid or now.valid[key].value > valid[key].value):
                 local[name], valid[key] = weights, now.valid[key]
-        return Best(self.Server(local), valid)
+        return Best(self.Server(local), valid, now.merged)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         return self.Uplink(task.shape() if self.share_local_parts else None, 0.0, 0)

@@ -1,0 +1,144 @@
+"""How sharp is the valley a model lies in? The loss along straight lines through it, as in figure 4 of FedSM.
+
+A random direction in the space of all parameters has length one, so a step is a distance between models and curves of
+models of one architecture can be compared. With `filterwise` every filter of the direction gets the length of the
+model's own filter and biases stay, as Li et al. (Visualizing the loss landscape of neural nets, NeurIPS 2018)
+propose: a step is then a share of the model's own size. Only parameters move, never running statistics.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilium.analysis.opening import OpenRun
+from consilium.errors import RunError, UserError
+from consilium.randomness import torch_generator
+from consilium.weights import SiteName, Weights
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The loss at every step of every direction."""
+
+    steps: tuple[float, ...]  # symmetric; the middle one is 0, the model itself
+    losses: tuple[tuple[float, ...], ...]  # one row per direction
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Over the directions, at every step."""
+        return tuple(statistics.fmean(column) for column in zip(*self.losses, strict=True))
+
+    @property
+    def centre(self) -> float:
+        return self.mean[len(self.steps) // 2]
+
+    @property
+    def rise(self) -> float:
+        """How much the mean loss grows from the model to the two ends: large is sharp."""
+        return (self.mean[0] + self.mean[-1]) / 2 - self.centre
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "steps": list(self.steps),
+            "mean": list(self.mean),
+            "losses": [list(row) for row in self.losses],
+            "centre": self.centre,
+            "rise": self.rise,
+        }
+
+
+def surface(
+    loss_of: Callable[[Weights], float],
+    weights: Weights,
+    radius: float,
+    points: int,
+    directions: int,
+    seed: int,
+    moved: Collection[str] | None = None,
+    filterwise: bool = False,
+) -> Surface:
+    """The loss from −radius to +radius along random directions; `moved` names the parameters, None: all floats.
+
+    >>> bowl = surface(lambda w: w.dot(w), Weights({"w": torch.zeros(3)}), radius=2, points=3, directions=1, seed=0)
+    >>> [round(loss, 4) for loss in bowl.mean]
+    [4.0, 0.0, 4.0]
+    """
+    if not radius > 0 or points < 3 or points % 2 == 0 or directions < 1:
+        raise UserError(
+            "a loss surface needs a positive radius, at least one direction and an odd number of points from 3 on, "
+            "so that the model itself is the middle one."
+        )
+    steps = tuple(float(step) for step in np.linspace(-radius, radius, points))
+    rows = []
+    for index in range(directions):
+        way = direction(weights, torch_generator(seed, "direction", index), moved, filterwise)
+        rows.append(tuple(loss_of(weights + step * way) for step in steps))
+    return Surface(steps, tuple(rows))
+
+
+def direction(
+    weights: Weights, generator: torch.Generator, moved: Collection[str] | None = None, filterwise: bool = False
+) -> Weights:
+    """A random direction: of length one in all, or filter by filter as long as the model; zero where nothing moves."""
+
+    def draw(name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or (moved is not None and name not in moved):
+            return torch.zeros_like(tensor)
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        return _filter_scaled(drawn, tensor) if filterwise else drawn
+
+    drawn = Weights.over({name: draw(name, tensor) for name, tensor in weights.items()})
+    return drawn if filterwise else drawn / drawn.norm()
+
+
+def _filter_scaled(drawn: Tensor, like: Tensor) -> Tensor:
+    """Every filter (first index) as long as the model's own; biases and scales, which have none, do not move."""
+    if like.dim() < 2:
+        return torch.zeros_like(like)
+    lengths = [tensor.flatten(1).norm(dim=1).clamp_min(1e-12) for tensor in (like, drawn)]
+    return drawn * (lengths[0] / lengths[1]).reshape(-1, *(1,) * (like.dim() - 1))
+
+
+def site_surfaces(
+    runs: Sequence[OpenRun],
+    site: SiteName,
+    radius: float,
+    points: int,
+    directions: int,
+    seed: int,
+    filterwise: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, dict[str, Surface]]:
+    """Model → split → surface, on one site's own cases, for every model of every run that serves this site."""
+    found: dict[str, dict[str, Surface]] = {}
+    for run in runs:
+        worker = run.worker(site)
+        here, task = worker.site, worker.site.task
+        splits = [split for split in SPLITS if len(here.data.cases(split))]
+        if not splits:
+            raise RunError(f"site '{site}' has neither training nor test cases; choose another with --site.")
+        models = run.models(worker)
+        for kind, model in models.items():
+            name = run.name if len(models) == 1 else f"{run.name}: {kind} model"
+            for split in splits:
+                say(f"loss surface of {name}, {site}, {split}")
+
+                def loss_of(weights: Weights, split: str = split) -> float:
+                    return here.loss(weights, split)  # noqa: B023: used before the loop goes on
+
+                found.setdefault(name, {})[split] = surface(
+                    loss_of, model.weights, radius, points, directions, seed, task.parameters(), filterwise
+                )
+    if not found:
+        names = ", ".join(run.name for run in runs)
+        raise RunError(f"{names} has no single network that serves site '{site}'; choose another with --site.")
+    return found

@@ -1,0 +1,127 @@
+"""A finished run, opened for a closer look: its models as every site has them, and the data they met."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from consilium.data.site_folder import Federation
+from consilium.envelope import card_from_json
+from consilium.errors import NotForOutsiders, RunError, StudyError
+from consilium.reports.grouping import groups
+from consilium.reports.reading import RunView, read_run
+from consilium.run_folder import RunFolder
+from consilium.site import OneModel, Predictor, Roster, WithOthers
+from consilium.store import read_json
+from consilium.study import Study
+from consilium.tree import flatten
+from consilium.weights import SiteName
+from consilium.worker import Worker, members_of, open_worker
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """The best state of a finished run, with its federation."""
+
+    path: Path
+    name: str  # as figures call it: the method, and what sets it apart from the other runs
+    study: Study
+    federation: Federation
+    roster: Roster
+    server: Any
+    merged: Mapping[SiteName, int]  # the round of each site's memory that goes with this state
+
+    @property
+    def members(self) -> list[SiteName]:
+        return members_of(self.study, self.federation)
+
+    @property
+    def guests(self) -> list[SiteName]:
+        return sorted(self.study.plan.leave_out)
+
+    @property
+    def sites(self) -> list[SiteName]:
+        return sorted((*self.members, *self.guests))
+
+    def worker(self, site: SiteName) -> Worker:
+        if site not in self.federation.sites:
+            raise StudyError(f"there is no site '{site}'; the federation has {', '.join(self.federation.sites)}.")
+        return open_worker(self.study, self.federation, site, self.roster, self.path)
+
+    def predictor(self, worker: Worker) -> Predictor:
+        """What the run's release becomes at this site."""
+        site = worker.site.card.name
+        # a run fetched from a real federation has no memories: they are at the hospitals
+        merged = self.merged.get(site, -1) if worker.shelf.folder.is_dir() else -1
+        return worker.predictor(flatten(self.study.method.release(self.server, self.roster.get(site))), merged)
+
+    def models(self, worker: Worker) -> dict[str, OneModel]:
+        """The single networks this site could use, by the name of their kind: "global", "personal", "local" …"""
+        site = worker.site.card.name
+        try:
+            first = self.predictor(worker)
+        except NotForOutsiders:
+            return {}
+        found = [p.first if isinstance(p, WithOthers) else p for p in (first, *first.others())]
+        return {p.model: p for p in reversed(found) if isinstance(p, OneModel) and p.of in ("", site)}
+
+
+class Runs:
+    """The runs to analyse; their scores are read, and their models opened, when an analysis needs them."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(dict.fromkeys(path.resolve() for path in paths))
+
+    @cached_property
+    def views(self) -> list[RunView]:
+        views = [read_run(path) for path in self.paths]
+        for view in views:
+            if view.summary is None:
+                raise RunError(f"{view.folder} is not finished; go on with `consilium resume {view.folder}`.")
+        return views
+
+    @cached_property
+    def names(self) -> dict[Path, str]:
+        """What figures call each run."""
+        return {
+            run.folder: group.name if len(group.runs) == 1 else f"{group.name}, seed {run.seed}"
+            for group in groups(self.views)
+            for run in group.runs
+        }
+
+    @cached_property
+    def opened(self) -> list[OpenRun]:
+        return [open_run(view.folder, self.names[view.folder]) for view in self.views]
+
+
+def open_run(path: Path, name: str = "") -> OpenRun:
+    """Open a finished run with its data; `name` is what figures call it."""
+    path = path.resolve()
+    _check_federation(path)
+    folder = RunFolder.open(path)
+    folder.summary()  # says so if the run is not finished
+    study = folder.study
+    server = folder.server(study.method)
+    facts = read_json(path / "origin.json")
+    roster = {site: card_from_json(card) for site, card in facts["members"].items()}
+    best = folder.best(study.method) if (path / "server" / "best.json").exists() else None
+    return OpenRun(
+        path, name or study.name, study, study.federation(), roster, server, best.merged if best else {}
+    )
+
+
+def _check_federation(path: Path) -> None:
+    """A run remembers where its data were; that they are gone is said in words that fit a run, not a new study."""
+    try:
+        place = tomllib.loads((path / "study.toml").read_text(encoding="utf-8"))["data"]["federation"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # the run folder itself says what is wrong with it
+    if not Path(place).is_dir():
+        raise RunError(
+            f"the data of {path} are not at {place} any more; move them back, or write their new place into "
+            f"[data] federation of {path / 'study.toml'}."
+        )

@@ -1,0 +1,112 @@
+"""The study's [preprocess] and decisions as MONAI transforms, and in words where MONAI does otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from consilium.data.preprocess import MARGIN, Preprocess
+from consilium.study import Study
+from consilium.tasks.segmentation import Segmentation
+
+Transform = dict[str, Any]
+
+_BY_TYPE = (
+    "$lambda x: x.float() / (255 if x.dtype == torch.uint8 else 65535) "
+    "if x.dtype in (torch.uint8, torch.uint16) else monai.transforms.ScaleIntensity()(x.float())"
+)
+_ABOVE_MINIMUM = "$lambda x: x > x.amin(tuple(range(1, x.ndim)), keepdim=True)"
+
+
+def preprocessing(study: Study, divisor: int) -> list[Transform]:
+    """From a file to the array (channels, *spatial) that the network was trained on."""
+    how, axes = study.preprocess, study.facts.dimensions
+    by_type = how.normalise == "unit" and not how.window
+    backwards = [0, *range(axes, 0, -1)]
+    steps = [
+        _step("LoadImaged", dtype=None, image_only=True),
+        _step("EnsureChannelFirstd"),
+        _step("Lambdad", func=_BY_TYPE) if by_type else _step("EnsureTyped", dtype="$torch.float32"),
+    ]
+    if how.spacing:
+        steps.append(_step("Spacingd", pixdim=list(reversed(how.spacing)), mode="bilinear"))
+    # MONAI's readers give (x, y, z), consilium's (z, y, x)
+    steps.append(_step("Transposed", indices=backwards))
+    if how.crop == "foreground":
+        crop = {"select_fn": _ABOVE_MINIMUM, "margin": MARGIN, "allow_smaller": True}
+        steps.append(_step("CropForegroundd", source_key="image", **crop))
+    steps += _intensities(how)
+    if how.size:
+        mode = "bilinear" if axes == 2 else "trilinear"
+        size = list(how.size)
+        steps.append(_step("Resized", spatial_size=size, mode=mode, align_corners=False, anti_aliasing=True))
+    if divisor > 1 and not study.task_fields.patch:
+        steps.append(_step("DivisiblePadd", k=divisor, method="end", mode="edge"))
+    return steps
+
+
+def _intensities(how: Preprocess) -> list[Transform]:
+    steps = []
+    if how.window:
+        low, high = how.window
+        to = (0.0, 1.0) if how.normalise == "unit" else (low, high)
+        steps.append(_step("ScaleIntensityRanged", a_min=low, a_max=high, b_min=to[0], b_max=to[1], clip=True))
+    if how.normalise == "zscore":
+        steps.append(_step("NormalizeIntensityd", channel_wise=True))
+    return steps
+
+
+def postprocessing(study: Study) -> list[Transform]:
+    """From logits to a mask on the image's own grid, or to a class."""
+    task = study.task
+    if not isinstance(task, Segmentation):
+        return [_step("AsDiscreted", "pred", argmax=True)]
+    back = _step(
+        "Invertd", "pred", transform="@preprocessing", orig_keys="image", nearest_interp=False, to_tensor=True
+    )
+    if task.overlapping:
+        values = [i + 1 for i in sorted(range(len(task.labels)), key=lambda i: -len(task.values[i]))]
+        # outer structures first, so that inner ones overwrite them
+        nested = (
+            f"$lambda x: functools.reduce(lambda mask, v: torch.where(x[v - 1 : v] > 0, v, mask), {values}, "
+            "torch.zeros_like(x[:1]))"
+        )
+        decide = _step("Lambdad", "pred", func=nested)
+    else:
+        decide = _step("AsDiscreted", "pred", argmax=True)
+    save = _step(
+        "SaveImaged", "pred", output_dir="@output_dir", output_postfix="mask", separate_folder=False, resample=False,
+        output_ext=".png" if task.dimensions == 2 else ".nii.gz", output_dtype="$torch.uint8",
+    )  # fmt: skip
+    return [back, decide, save]
+
+
+def inferer(study: Study, divisor: int) -> Transform:
+    fields = study.task_fields
+    if not fields.patch:
+        return {"_target_": "SimpleInferer"}
+    window = [side + -side % divisor for side in fields.patch]
+    return {"_target_": "SlidingWindowInferer", "roi_size": window, "sw_batch_size": 4, "overlap": fields.overlap}
+
+
+def differences(study: Study, divisor: int) -> list[str]:
+    """Where the bundle's transforms are not consilium's own, to the last digit."""
+    how, found = study.preprocess, []
+    if how.size:
+        found.append(
+            "Where an image shrinks, MONAI smooths with a Gaussian and then interpolates; the model was trained on images "
+            "averaged with a triangle. Enlarging is the same."
+        )
+    if how.spacing:
+        found.append(
+            "MONAI resamples from the first voxel's centre, the training kept the image's outer edges: the grids may differ "
+            "by up to half a voxel and one voxel in size."
+        )
+    if how.normalise == "unit" and not how.window and (how.spacing or how.crop != "none"):
+        found.append("Intensities of other types than 8 and 16 bits are scaled before resampling and cropping, not after.")
+    if any(side % divisor for side in study.task_fields.patch):
+        found.append(f"Windows are rounded up to multiples of {divisor}; the training padded each window instead.")
+    return found
+
+
+def _step(target: str, keys: str = "image", **arguments: Any) -> Transform:
+    return {"_target_": target, "keys": keys, **arguments}

@@ -1,0 +1,178 @@
+"""Which runs a suite is made of, in a fixed order, and the study of each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from consilium.data.phantoms import write_phantom
+from consilium.errors import StudyError
+from consilium.reports.grouping import NAMES
+from consilium.store import read_json, write_json
+from consilium.study import Study, make_study
+from consilium.suites.reading import Lists, MethodPart, Settings, Suite
+
+RECORD = "phantom.json"  # beside a drawn federation: how it was drawn
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: a method with one combination of the grid."""
+
+    method: str
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        title = NAMES.get(self.method, self.method)
+        return f"{title} ({said(self.settings)})" if self.settings else title
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: a row with one candidate of what is chosen, at one seed."""
+
+    row: Row
+    chosen: Settings
+    seed: int
+    trial: bool = False  # made in order to choose
+
+    @property
+    def title(self) -> str:
+        what = f", trying {said(self.chosen)}" if self.trial else f" with {said(self.chosen)}" if self.chosen else ""
+        return f"{self.row.name}, seed {self.seed}{what}"
+
+
+def said(settings: Settings) -> str:
+    """`lr 0.01, pull 0.7`; the section too where a key alone would be ambiguous."""
+    short = [key.partition(".")[2] for key in settings]
+    names = [name if short.count(name) == 1 else key for name, key in zip(short, settings, strict=True)]
+    return ", ".join(f"{name} {_value(value)}" for name, value in zip(names, settings.values(), strict=True))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "+".join(_value(part) for part in value) or "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# -------------------------------------------------------------------------------------------------- what to run
+
+
+def rows(suite: Suite) -> list[Row]:
+    """Methods in the order of the file, each with every combination of the grid's settings that it has."""
+    return [Row(name, settings) for name in suite.kinds for settings in _combinations(suite, name, suite.grid)]
+
+
+def candidates(suite: Suite, row: Row) -> list[Settings]:
+    """What is tried for a row; a single candidate needs no trial."""
+    return _combinations(suite, row.method, {**suite.choose, **_part(suite, row.method).choose})
+
+
+def trials(suite: Suite, row: Row) -> list[Planned]:
+    found = candidates(suite, row)
+    return [Planned(row, chosen, suite.choose_seed, trial=True) for chosen in found] if len(found) > 1 else []
+
+
+def reference(suite: Suite) -> Row:
+    """The row the others are compared with: FedAvg where nothing else is said."""
+    wanted, found = suite.heading.reference, rows(suite)
+    if not wanted:
+        return next((row for row in found if row.method == "fedavg"), found[0])
+    wanted = {"method": wanted} if isinstance(wanted, str) else wanted
+    if not isinstance(wanted, Mapping) or not isinstance(wanted.get("method"), str):
+        raise StudyError('[suite] reference: write a method, or {method = "fedsm", "method.pull" = 0.7}.')
+    settings = {key: value for key, value in wanted.items() if key != "method"}
+    for row in found:
+        if row.method == wanted["method"] and settings.items() <= dict(row.settings).items():
+            return row
+    raise StudyError(f"[suite] reference = {wanted}: there is no such row; the rows are {', '.join(r.name for r in found)}.")
+
+
+def _part(suite: Suite, method: str) -> MethodPart:
+    return suite.parts.get(method, MethodPart())
+
+
+def _combinations(suite: Suite, method: str, lists: Lists) -> list[Settings]:
+    """Every combination of the keys a method has and that `[methods.<name>]` does not fix."""
+    own = {f.name for f in fields(suite.kinds[method])}
+    fixed = _part(suite, method).fixed
+    keys = [k for k in lists if k not in fixed and (not k.startswith("method.") or k.partition(".")[2] in own)]
+    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(lists[key] for key in keys))]
+
+
+# -------------------------------------------------------------------------------------------------- studies
+
+
+def study_of(suite: Suite, planned: Planned) -> Study:
+    """The study of a run; suites with the same base share their runs, because a run's name does not hold the suite's."""
+    tables = {section: dict(table) for section, table in suite.base.items()}
+    method, row = planned.row.method, planned.row
+    own = tables.get("method", {})  # [method] of the base counts for the method it names
+    tables["method"] = {**(own if own.get("name") == method else {}), "name": method}
+    for settings in (_part(suite, method).fixed, row.settings, planned.chosen):
+        for key, value in settings.items():
+            section, _, name = key.partition(".")
+            tables.setdefault(section, {})[name] = value
+    title = str(tables.get("study", {}).get("name", ""))
+    named = f"{title}-{method.replace(':', '-')}" if title else ""
+    tables["study"] = {**tables.get("study", {}), "name": named, "seed": planned.seed}
+    place = federation(suite, planned.seed)
+    if place is not None:
+        tables["data"] = {**tables.get("data", {}), "federation": str(place)}
+    return make_study(tables, suite.beside)
+
+
+def check(suite: Suite, only: Sequence[Row]) -> None:
+    """Every study of the suite is made once before any is run, so that a mistake costs no training."""
+    for row in only:
+        for chosen in candidates(suite, row):
+            study_of(suite, Planned(row, chosen, suite.choose_seed))
+
+
+def federation(suite: Suite, seed: int) -> Path | None:
+    """Where the phantom of a seed is or will be; None if the suite draws none."""
+    if suite.phantom is None:
+        return None
+    name = f"{suite.phantom.to}-s{seed}" if suite.phantom.each_seed else suite.phantom.to
+    places = [Path.cwd() / name, suite.path.parent / name]
+    return next((place for place in places if place.is_dir()), places[0]).resolve()
+
+
+def seeds(suite: Suite) -> list[int]:
+    """All seeds, that of the choices first."""
+    return list(dict.fromkeys([suite.choose_seed, *suite.heading.seeds]))
+
+
+def missing(suite: Suite) -> dict[Path, int]:
+    """Federations to draw, and the seed of their patients."""
+    phantom = suite.phantom
+    if phantom is None:
+        return {}
+    places = {federation(suite, seed): seed + phantom.seed if phantom.each_seed else phantom.seed for seed in seeds(suite)}
+    return {place: drawn for place, drawn in places.items() if place is not None and not _there(suite, place, drawn)}
+
+
+def draw(suite: Suite, place: Path, seed: int) -> None:
+    assert suite.phantom is not None
+    write_phantom(suite.phantom.kind, place, suite.phantom.cases or None, suite.phantom.size or None, seed)
+    write_json(_facts(suite, seed), place / RECORD)
+
+
+def _there(suite: Suite, place: Path, seed: int) -> bool:
+    """Whether a federation is drawn; one drawn otherwise than the suite says is refused."""
+    if not place.is_dir():
+        return False
+    record = place / RECORD
+    if record.exists() and (found := read_json(record)) != _facts(suite, seed):
+        raise StudyError(f"{place} was drawn as {found}, not as [phantom] says; delete it or write another `to`.")
+    return True
+
+
+def _facts(suite: Suite, seed: int) -> dict[str, Any]:
+    assert suite.phantom is not None
+    return {"kind": suite.phantom.kind, "cases": suite.phantom.cases, "size": suite.phantom.size, "seed": seed}

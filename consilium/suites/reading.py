@@ -1,0 +1,310 @@
+"""A suite file as frozen dataclasses; every mistake is refused in a sentence, unknown keys with the nearest valid name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from consilium.data.phantoms import PHANTOMS
+from consilium.data.preprocess import Preprocess
+from consilium.data.site_folder import nearest
+from consilium.errors import StudyError
+from consilium.method import Method
+from consilium.methods import ALIASES, METHODS
+from consilium.scores import MEAN
+from consilium.site import Local
+from consilium.study import Plan, Source, _fill, _imported
+
+Settings = Mapping[str, Any]  # "local.lr" → value
+Lists = Mapping[str, tuple[Any, ...]]  # "local.lr" → the values to try
+
+SECTIONS = ("suite", "base", "grid", "choose", "methods", "phantom", "paper")
+_STUDY = ("study", "data", "preprocess", "task", "local", "method", "release")
+_KINDS: dict[str, Any] = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local}
+_MADE = {
+    "study.seed": "seeds are in [suite] seeds",
+    "study.name": "a run is named by its base study and its method",
+    "method.name": "methods are in [suite] methods",
+}
+
+
+@dataclass(frozen=True)
+class Heading:
+    """`[suite]`: what is run and compared."""
+
+    name: str  # of the folder with choices.json, table.md and table.json
+    methods: tuple[str, ...]
+    base: str = ""  # a study file beside the suite; empty: the tables below [base]
+    seeds: tuple[int, ...] = (0,)
+    choose_seed: int = -1  # choices are made on this seed's validation cases; -1: the first of `seeds`
+    reference: Any = ""  # the row others are compared with: a method, or {method = "fedsm", "method.pull" = 0.7}
+    labels: tuple[str, ...] = (MEAN,)  # one table for each
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise StudyError(f"[suite] name = {self.name!r}: use letters, digits, dots, dashes and underscores.")
+        for key in ("methods", "seeds", "labels"):
+            values = getattr(self, key)
+            if not values:
+                raise StudyError(f"[suite] {key} is empty: name at least one.")
+            _once(values, f"[suite] {key}")
+        if min(self.seeds) < 0 or self.choose_seed < -1:
+            raise StudyError("[suite] seeds and choose_seed: seeds are whole numbers from 0 on.")
+
+
+@dataclass(frozen=True)
+class Phantom:
+    """`[phantom]`: the federation to draw if it is not there."""
+
+    kind: str
+    to: str  # relative to here
+    cases: int = 0  # of all sites and splits; 0: the kind's own number
+    size: int = 0  # pixels; 0: the kind's own
+    seed: int = 0  # of the patients
+    each_seed: bool = False  # every seed of the suite draws its own patients, in <to>-s<seed>
+
+    def __post_init__(self) -> None:
+        if self.kind not in PHANTOMS:
+            raise StudyError(f"[phantom] kind = '{self.kind}': there is no such phantom; {nearest(self.kind, PHANTOMS)}")
+        for key in ("cases", "size", "seed"):
+            if getattr(self, key) < 0:
+                raise StudyError(f"[phantom] {key} = {getattr(self, key)}: it cannot be negative.")
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table as the paper prints it."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[float | str, ...]]  # text where the paper has no number
+    label: str = MEAN  # of which of our tables it stands beside
+
+    def __post_init__(self) -> None:
+        for name, values in self.rows.items():
+            if len(values) != len(self.columns):
+                raise StudyError(
+                    f"[paper] row '{name}' has {len(values)} values for {len(self.columns)} columns; "
+                    'write "" where the paper has no number.'
+                )
+
+
+@dataclass(frozen=True)
+class MethodPart:
+    """`[methods.<name>]`: what is different for one method."""
+
+    fixed: Settings = field(default_factory=dict)
+    choose: Lists = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Everything a suite file says, checked."""
+
+    path: Path
+    heading: Heading
+    kinds: Mapping[str, type[Method]]  # by name, in the order of the table
+    base: Mapping[str, Mapping[str, Any]]
+    beside: Path  # where a relative federation is looked for, after here
+    grid: Lists
+    choose: Lists
+    parts: Mapping[str, MethodPart]
+    phantom: Phantom | None
+    papers: tuple[PaperTable, ...]
+
+    @property
+    def name(self) -> str:
+        return self.heading.name
+
+    @property
+    def choose_seed(self) -> int:
+        return self.heading.seeds[0] if self.heading.choose_seed < 0 else self.heading.choose_seed
+
+
+def load_suite(path: Path | str) -> Suite:
+    """Read a suite file; no data are touched."""
+    path = Path(path)
+    tables = _toml(path, "suite")
+    for name, table in tables.items():
+        if name not in SECTIONS:
+            raise StudyError(f"{path}: there is no section [{name}]; {nearest(name, SECTIONS)}")
+        if not isinstance(table, Mapping):
+            raise StudyError(f"{path}: '{name}' must be a section: write [{name}] and its keys below it.")
+    heading = _fill(Heading, tables.get("suite", {}), "suite")
+    kinds = _kinds(heading.methods)
+    base, beside = _base(heading, tables.get("base", {}), path)
+    phantom = _fill(Phantom, tables["phantom"], "phantom") if "phantom" in tables else None
+    if phantom and "federation" in base.get("data", {}):
+        raise StudyError(f"{path}: the base names [data] federation and the suite draws one in [phantom]; take one.")
+    suite = Suite(
+        path,
+        heading,
+        kinds,
+        base,
+        beside,
+        grid=_lists(tables.get("grid", {}), "grid", kinds.values()),
+        choose=_lists(tables.get("choose", {}), "choose", kinds.values()),
+        parts=_parts(tables.get("methods", {}), kinds),
+        phantom=phantom,
+        papers=_papers(tables.get("paper", {}), path.parent),
+    )
+    _check(suite)
+    return suite
+
+
+def _check(suite: Suite) -> None:
+    for key in suite.grid:
+        chosen = [suite.choose, *(part.choose for part in suite.parts.values())]
+        if any(key in lists for lists in chosen):
+            raise StudyError(f"'{key}' is in both [grid] and [choose]: either it is shown or it is chosen.")
+    for paper in suite.papers:
+        if paper.label not in suite.heading.labels:
+            raise StudyError(
+                f"[paper] '{paper.caption}' is about label '{paper.label}', which is not in [suite] labels; "
+                f"write labels = {[*suite.heading.labels, paper.label]}."
+            )
+
+
+# -------------------------------------------------------------------------------------------------- parts
+
+
+def _toml(path: Path, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{path} is not valid TOML: {error}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"cannot read the {what} {path}: {error}.") from error
+
+
+def _kinds(names: Sequence[str]) -> dict[str, type[Method]]:
+    kinds: dict[str, type[Method]] = {}
+    for given in names:
+        name = ALIASES.get(given, given)
+        kind = _imported(name, "method", Method) if ":" in name else METHODS.get(name)
+        if kind is None:
+            raise StudyError(f"[suite] methods: there is no method '{name}'; {nearest(name, METHODS)}")
+        if name in kinds:
+            raise StudyError(f"[suite] methods: '{given}' is '{name}', which is there already; name it once.")
+        kinds[name] = kind
+    return kinds
+
+
+def _base(heading: Heading, inline: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Path]:
+    if heading.base and inline:
+        raise StudyError(f"{path}: [suite] base names a file and there are [base] tables too; take one.")
+    if not heading.base and not inline:
+        raise StudyError(
+            f"{path}: [suite] base is required: a study file beside the suite, or write its tables below [base], "
+            "for instance [base.local]."
+        )
+    file = path.parent / heading.base
+    tables = _toml(file, "base study") if heading.base else inline
+    where = str(file) if heading.base else f"{path}: [base]"
+    for name, table in tables.items():
+        if name not in _STUDY:
+            raise StudyError(f"{where} has no section '{name}'; {nearest(name, _STUDY)}")
+        if not isinstance(table, Mapping):
+            raise StudyError(f"{where}: '{name}' must be a section of a study, with keys below it.")
+    return tables, file.parent
+
+
+def _parts(tables: Mapping[str, Any], kinds: Mapping[str, type[Method]]) -> dict[str, MethodPart]:
+    parts = {}
+    for given, table in tables.items():
+        name = ALIASES.get(given, given)
+        if name not in kinds:
+            raise StudyError(f"[methods.{given}]: '{given}' is not in [suite] methods; {nearest(given, kinds)}")
+        if not isinstance(table, Mapping):
+            raise StudyError(f"[methods] {given}: write a section [methods.{given}] with keys like \"local.lr\" below it.")
+        rest = {key: value for key, value in table.items() if key != "choose"}
+        kind = [kinds[name]]
+        parts[name] = MethodPart(
+            _settings(rest, f"methods.{given}", kind),
+            _lists(table.get("choose", {}), f"methods.{given}.choose", kind),
+        )
+    return parts
+
+
+def _papers(table: Mapping[str, Any], folder: Path) -> tuple[PaperTable, ...]:
+    """`[paper]` written out, or the tables it names in a file."""
+    if not table:
+        return ()
+    if "file" not in table:
+        return (_fill(PaperTable, table, "paper"),)
+    named = _fill(_PaperFile, table, "paper")
+    tables = _toml(folder / named.file, "file of the paper's tables")
+    for name in named.tables:
+        if name not in tables:
+            raise StudyError(f"[paper] tables: {folder / named.file} has no table '{name}'; {nearest(name, tables)}")
+    return tuple(_fill(PaperTable, tables[name], f"paper {name}") for name in named.tables)
+
+
+@dataclass(frozen=True)
+class _PaperFile:
+    """`[paper]` by reference, so that the quick form and the paper's form share the numbers."""
+
+    file: str
+    tables: tuple[str, ...]
+
+
+# -------------------------------------------------------------------------------------------------- settings
+
+
+def _lists(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[str, tuple[Any, ...]]:
+    found = _settings(table, where, list(kinds))
+    for key, values in found.items():
+        if not isinstance(values, (list, tuple)) or not values:
+            raise StudyError(f'[{where}] "{key}" = {values!r}: it must be a list of the values to take.')
+        _once(values, f'[{where}] "{key}"')
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def _settings(table: Any, where: str, kinds: Sequence[type[Method]]) -> dict[str, Any]:
+    """`section.key` → value, whether it is written "local.lr" = 1 or local.lr = 1."""
+    if not isinstance(table, Mapping):
+        raise StudyError(f"[{where}]: write it as a section, with keys like \"local.lr\" below it.")
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        section, dot, rest = key.partition(".")
+        parts = {rest: value} if dot else value
+        if section not in _STUDY:
+            raise StudyError(f"[{where}] '{key}': a study has no section '{section}'; {nearest(section, _STUDY)}")
+        if not isinstance(parts, Mapping):
+            raise StudyError(f"[{where}] '{key}': write section and key, for instance \"local.lr\".")
+        for name, part in parts.items():
+            full = f"{section}.{name}"
+            _check_key(full, where, kinds)
+            if full in found:
+                raise StudyError(f"[{where}] '{full}' is written twice; keep one.")
+            found[full] = part
+    return found
+
+
+def _check_key(key: str, where: str, kinds: Sequence[type[Method]]) -> None:
+    """Keys of `[task]` depend on the network and are checked with the studies."""
+    if key in _MADE:
+        raise StudyError(f"[{where}] '{key}' cannot be set here: {_MADE[key]}.")
+    section, _, name = key.partition(".")
+    known: set[str] | None = None
+    if section == "method":
+        known = {f.name for kind in kinds for f in fields(kind)}
+        if not known:
+            raise StudyError(f"[{where}] '{key}': no method here has settings of its own.")
+    elif section in _KINDS:
+        known = {f.name for f in fields(_KINDS[section])}
+    if known is not None and name not in known:
+        owner = "no method here has" if section == "method" and len(kinds) > 1 else f"[{section}] has no"
+        raise StudyError(f"[{where}] '{key}': {owner} key '{name}'; {nearest(name, sorted(known))}")
+
+
+def _once(values: Iterable[Any], where: str) -> None:
+    seen: list[Any] = []
+    for value in values:
+        if value in seen:
+            raise StudyError(f"{where}: {value!r} is there twice; keep one.")
+        seen.append(value)
