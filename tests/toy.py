@@ -12,6 +12,7 @@ from consilium.data.site_folder import Case, write_federation_toml, write_site
 from consilium.study import Study, make_study
 
 SIZES = {"ada": (8, 3, 3), "bea": (12, 3, 3), "cid": (10, 3, 3)}  # training, validation, test cases
+TOY_FIELDS = {"pfedme": {"strength": 1.0, "inner_lr": 0.3, "lr": 0.5}}  # a few steps must show that it learns
 PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5}
 
 
@@ -54,7 +55,7 @@ def toy_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study
         "data": {"federation": str(federation)},
         "task": {"widths": [4, 8], "residual_units": 1, "selector_widths": [4, 8]},
         "local": {"batch_size": 2, "lr": 0.01, **(PLAIN_SGD if method == "scaffold" else {})},
-        "method": {"name": method},
+        "method": {"name": method, **TOY_FIELDS.get(method, {})},
     }
     for key, value in changes.items():
         section, name = key.split("__")

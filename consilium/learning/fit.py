@@ -57,7 +57,7 @@ def fit(site: Site, jobs: Mapping[str, Job], round: Round) -> dict[str, Fit]:
         torch.manual_seed(site.generator(round, "dropout").initial_seed())
         runs = {name: _Run(site, job, slot, round) for slot, (name, job) in enumerate(jobs.items())}
         for batch in site.batches(round):
-            batch = _placed(batch, site)
+            batch = placed(batch, site)
             for run in runs.values():
                 run.learn(batch)
     return {name: run.result() for name, run in runs.items()}
@@ -76,7 +76,7 @@ def learning_rate(local: Local, round: Round) -> float:
     return local.lr
 
 
-def _placed(batch: Batch, site: Site) -> Batch:
+def placed(batch: Batch, site: Site) -> Batch:
     """Channels-last makes 2-D convolutions faster on CPUs and GPUs alike."""
     images = batch.images.to(site.device, non_blocking=True)
     if images.dim() == 4:
@@ -85,7 +85,7 @@ def _placed(batch: Batch, site: Site) -> Batch:
 
 
 @lru_cache(maxsize=16)
-def _workbench(task: Task, kind: str, labels: tuple[str, ...] | None, slot: int, device: str) -> nn.Module:
+def workbench(task: Task, kind: str, labels: tuple[str, ...] | None, slot: int, device: str) -> nn.Module:
     """A network to train in, built once per process; every use loads all of its weights."""
     module = task.network(kind, labels).to(device)
     if task.dimensions == 2:
@@ -99,7 +99,7 @@ class _Run:
     def __init__(self, site: Site, job: Job, slot: int, round: Round) -> None:
         self.job, self.site = job, site
         labels = None if job.labels is None else tuple(job.labels)
-        self.module = _workbench(site.task, job.kind, labels, slot, site.device)
+        self.module = workbench(site.task, job.kind, labels, slot, site.device)
         self.module.load_state_dict(dict(job.weights))
         self.module.train()
         self.names = [name for name, _ in self.module.named_parameters()]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from consilium.method import Method
+from consilium.methods.apfl import APFL
 from consilium.methods.fedavg import FedAvg
+from consilium.methods.fedavg_finetune import FedAvgFinetune
+from consilium.methods.fedavg_local import FedAvgLocal
 from consilium.methods.fedprox import FedProx
+from consilium.methods.fedprox_finetune import FedProxFinetune
 from consilium.methods.fedsm import FedSM
 from consilium.methods.local import Local
+from consilium.methods.per_fedavg import PerFedAvg
+from consilium.methods.pfedme import PFedMe
 from consilium.methods.pooled import Pooled
 from consilium.methods.scaffold import Scaffold
 
@@ -17,6 +23,12 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "fedsm": FedSM,
+    "fedavg-finetune": FedAvgFinetune,
+    "fedprox-finetune": FedProxFinetune,
+    "fedavg-local": FedAvgLocal,
+    "apfl": APFL,
+    "per-fedavg": PerFedAvg,
+    "pfedme": PFedMe,
 }
 
 ALIASES = {"separate": "local", "centralized": "pooled"}

@@ -13,7 +13,7 @@ from consilium.errors import StudyError
 from consilium.learning.fit import Job, fit
 from consilium.method import GlobalModel
 from consilium.site import Round, Site
-from consilium.weights import SiteName, mean
+from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,19 @@ class FedProx(GlobalModel):
             raise StudyError(f"[method] mu = {self.mu}: it cannot be negative; 0 is FedAvg.")
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
-        anchor = {name: tensor.to(site.device) for name, tensor in got.global_.items()}
-
-        def penalty(parameters: Mapping[str, Tensor]) -> Tensor:
-            squares = [(tensor - anchor[name]).square().sum() for name, tensor in parameters.items()]
-            return self.mu / 2 * torch.stack(squares).sum()
-
-        done = fit(site, {"global": Job(got.global_, penalty=penalty if self.mu else None)}, round)["global"]
+        done = fit(site, {"global": proximal_job(site, got.global_, self.mu)}, round)["global"]
         return self.Uplink(done.weights, done.loss, done.steps), memory
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+
+
+def proximal_job(site: Site, anchor: Weights, mu: float) -> Job:
+    """Train from the anchor with (μ/2) ‖w − anchor‖² added to the loss: a sum of squares, not their mean."""
+    fixed = {name: tensor.to(site.device) for name, tensor in anchor.items()}
+
+    def penalty(parameters: Mapping[str, Tensor]) -> Tensor:
+        squares = [(tensor - fixed[name]).square().sum() for name, tensor in parameters.items()]
+        return mu / 2 * torch.stack(squares).sum()
+
+    return Job(anchor, penalty=penalty if mu else None)

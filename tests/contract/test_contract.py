@@ -202,7 +202,18 @@ def test_memory_matters_where_it_is_declared(name: str, federation: Path, tmp_pa
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
     kept = tree.to_bytes(worker.train(order, stage.head(1, 0)))
     forgotten = tree.to_bytes(worker.train(order, stage.head(1, -1)))
-    assert kept != forgotten
+    assert kept != forgotten or _deployed_differently(Stage(stage.study, tmp_path / "whole"), site)
+
+
+def _deployed_differently(stage: Stage, site: str) -> bool:
+    """After the last phase the site's memory decides what its predictor says."""
+    for index in range(len(stage.rounds)):
+        stage.round(index)
+    worker = stage.workers[site]
+    release = flatten(stage.method.release(stage.server, stage.roster[site]))
+    images = torch.linspace(0, 1, 2 * 256).reshape(2, 1, 16, 16)
+    answers = [worker.predictor(release, merged).answer(images).output for merged in (len(stage.rounds) - 1, -1)]
+    return not torch.equal(*answers)
 
 
 @every_method
@@ -228,10 +239,11 @@ def test_the_headline_model_is_no_other_method_in_disguise(name: str, finished: 
         method = folder.study.method
         server = tree.load(result.folder / "last.safetensors", method.Server)
         roster = _roster(folder)
-        card = roster.get("ada")
-        predictor = method.deploy(folder.study.task, None, method.release(server, card))
+        worker = open_worker(folder.study, folder.study.federation(), "ada", roster, folder.path)
+        merged = max(worker.shelf.rounds(), default=-1)
+        release = flatten(method.release(server, roster.get("ada")))
         images = torch.linspace(0, 1, 4 * 256).reshape(4, 1, 16, 16)
-        return predictor.answer(images).output
+        return worker.predictor(release, merged).answer(images).output
 
     mine = outputs(name)
     for other in {"local", "fedavg"} - {name}:

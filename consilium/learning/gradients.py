@@ -1,0 +1,61 @@
+"""Gradients at a site for methods that write their own local loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from consilium.learning.fit import placed, precision, workbench
+from consilium.site import Batch, Round, Site
+from consilium.weights import Weights
+
+
+class Bench:
+    """A network whose parameters are set, not owned: `gradient` answers at whatever point it is asked."""
+
+    def __init__(self, site: Site, weights: Weights, slot: int = 0) -> None:
+        self.site = site
+        self.module: nn.Module = workbench(site.task, "model", None, slot, site.device)
+        self.module.load_state_dict(dict(weights))
+        self.module.train()
+        self.parameters = dict(self.module.named_parameters())
+
+    def values(self) -> dict[str, Tensor]:
+        """A copy of the parameters as they are now."""
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def set(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(values[name])
+
+    def gradient(self, batch: Batch) -> tuple[dict[str, Tensor], float]:
+        """The gradient of the task's loss at the present parameters, and the loss."""
+        with precision(self.site):
+            loss = self.site.task.loss(self.module(batch.images), batch)
+        grads = torch.autograd.grad(loss, list(self.parameters.values()))
+        return dict(zip(self.parameters, grads)), loss.item()
+
+    def weights(self, values: Mapping[str, Tensor] | None = None) -> Weights:
+        """The whole state with these parameters; statistics as the passes so far have left them."""
+        return Weights({**self.module.state_dict(), **(values or {})})
+
+
+def seeded_batches(site: Site, round: Round) -> Iterator[Batch]:
+    """The round's batches on the site's device; dropout, if any, is seeded by the round."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(site.generator(round, "dropout").initial_seed())
+        for batch in site.batches(round):
+            yield placed(batch, site)
+
+
+def stepped(values: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
+    """One plain gradient step."""
+    return {name: value - lr * grads[name] for name, value in values.items()}
+
+
+def mixed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """share · a + (1 − share) · b."""
+    return {name: share * value + (1 - share) * b[name] for name, value in a.items()}

@@ -1,0 +1,110 @@
+"""What fine-tuning methods share: one global model, and at the end every site's own adaptation of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from consilium.errors import StudyError
+from consilium.learning.fit import Fit, Job, fit
+from consilium.method import Method, Phase, message
+from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.weights import SiteName, Weights, mean
+
+ADAPT = Phase("adapt", 1, counts=False, from_best=True)  # after the paper's rounds, from the best global model
+
+
+@dataclass(frozen=True)
+class FineTuned(Method):
+    """Sites train the shared model in the method's own way (`job`); in the last phase each tunes it for itself."""
+
+    finetune_epochs: int = 1  # E, local epochs of the adaptation
+    finetune_lr: float = 0.0  # of the adaptation; 0 takes the study's [local] lr
+
+    headline: ClassVar[str] = "personal"
+
+    @message
+    class Server:
+        global_: Weights
+        n: Mapping[SiteName, int]
+
+    @message
+    class Downlink:
+        global_: Weights
+
+    @message
+    class Uplink:
+        global_: Weights | None  # nothing of the adaptation leaves the site
+        loss: float
+        steps: int
+
+    @message
+    class Memory:
+        personal: Weights | None  # once adapted
+
+    @message
+    class Release:
+        global_: Weights
+        home: SiteName
+
+    def __post_init__(self) -> None:
+        if self.finetune_epochs < 1:
+            raise StudyError(f"[method] finetune_epochs = {self.finetune_epochs}: it must be at least 1.")
+        if self.finetune_lr < 0:
+            raise StudyError(f"[method] finetune_lr = {self.finetune_lr}: it must be positive, or 0 for [local] lr.")
+
+    @abstractmethod
+    def job(self, site: Site, got: Weights) -> Job:
+        """How the shared model is trained at a site."""
+
+    def phases(self, rounds: int) -> list[Phase]:
+        return [Phase("train", rounds), ADAPT]
+
+    def start(self, task: Task, roster: Roster) -> Server:
+        return self.Server(task.initial(), {name: card.n for name, card in roster.items()})
+
+    def remember(self, site: Site) -> Memory:
+        return self.Memory(None)
+
+    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
+        return self.Downlink(server.global_)
+
+    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+        if round.phase == "adapt":
+            done = finetuned(site, got.global_, self.finetune_epochs, self.finetune_lr, round)
+            return self.Uplink(None, done.loss, done.steps), self.Memory(done.weights)
+        done = fit(site, {"global": self.job(site, got.global_)}, round)["global"]
+        return self.Uplink(done.weights, done.loss, done.steps), memory
+
+    def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
+        if round.phase == "adapt":
+            return server
+        models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
+        return self.Server(mean(models, server.n), server.n)
+
+    def release(self, server: Server, site: SiteCard | None) -> Release:
+        return self.Release(server.global_, site.name if site else "")
+
+    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
+        common = OneModel(task, released.global_, "global")
+        if memory is None or not released.home:
+            return common
+        return WithOthers(adapted_or(task, memory.personal, released.global_, released.home), (common,))
+
+    def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
+        return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)
+
+
+def finetuned(site: Site, weights: Weights, epochs: int, lr: float, round: Round) -> Fit:
+    """E local epochs from the given weights with a fresh optimiser."""
+    tuned: Any = replace(site, local=replace(site.local, epochs=epochs))
+    return fit(tuned, {"personal": Job(weights, lr=lr or None)}, round)["personal"]
+
+
+def adapted_or(task: Task, personal: Weights | None, shared: Weights, home: SiteName) -> OneModel:
+    """A site's own model; before its adaptation it is the shared one, and its scores say so."""
+    if personal is None:
+        return OneModel(task, shared, "personal", home, "merged")
+    return OneModel(task, personal, "personal", home, "adapted")

@@ -1,0 +1,156 @@
+"""Per-FedAvg: a shared model from which one step on a site's own cases makes a good personal one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+from torch import Tensor
+
+from consilium.errors import StudyError
+from consilium.learning.fit import learning_rate, optimizer
+from consilium.learning.gradients import Bench, seeded_batches, stepped
+from consilium.method import Method, Phase, message
+from consilium.methods.finetuned import ADAPT, adapted_or
+from consilium.site import Batch, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.weights import SiteName, Weights, mean
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Method):
+    """Meta-steps w ← w − β (I − α ∇²f(w; D'')) ∇f(w − α ∇f(w; D); D'), each on batches of its own."""
+
+    inner_lr: float = 0.01  # α, of the adaptation
+    hessian: str = "first-order"  # drops the second-order term; "free": by a difference of gradients
+    difference: float = 1e-3  # δ of the difference, relative to the direction's norm
+    adapt_steps: int = 1  # steps of the adaptation, on training cases only
+
+    paper: ClassVar[str] = "Fallah et al., Personalized federated learning with theoretical guarantees (NeurIPS 2020)"
+    headline: ClassVar[str] = "personal"
+    differences: ClassVar[tuple[str, ...]] = (
+        "The meta-gradient goes through the study's optimiser (β is [local] lr); the paper takes plain steps.",
+        "δ is relative to the norm of the direction, so that one value serves all networks.",
+    )
+
+    @message
+    class Server:
+        global_: Weights  # the meta-model
+
+    @message
+    class Downlink:
+        global_: Weights
+
+    @message
+    class Uplink:
+        global_: Weights | None
+        loss: float
+        steps: int
+
+    @message
+    class Memory:
+        personal: Weights | None
+
+    @message
+    class Release:
+        global_: Weights
+        home: SiteName
+
+    def __post_init__(self) -> None:
+        if self.hessian not in ("first-order", "free"):
+            raise StudyError(f"[method] hessian = {self.hessian!r}: it must be one of first-order, free.")
+        if not (self.inner_lr > 0 and self.difference > 0 and self.adapt_steps >= 1):
+            raise StudyError("[method] inner_lr and difference must be positive, adapt_steps at least 1.")
+
+    def phases(self, rounds: int) -> list[Phase]:
+        return [Phase("train", rounds), ADAPT]
+
+    def start(self, task: Task, roster: Roster) -> Server:
+        return self.Server(task.initial())
+
+    def remember(self, site: Site) -> Memory:
+        return self.Memory(None)
+
+    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
+        return self.Downlink(server.global_)
+
+    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+        if round.phase == "adapt":
+            personal = meta_adapted(site, got.global_, self.inner_lr, self.adapt_steps, round)
+            return self.Uplink(None, 0.0, self.adapt_steps), self.Memory(personal)
+        weights, loss, steps = meta_round(site, got.global_, self, round)
+        return self.Uplink(weights, loss, steps), memory
+
+    def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
+        models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
+        return self.Server(mean(models, dict.fromkeys(models, 1.0))) if models else server
+
+    def release(self, server: Server, site: SiteCard | None) -> Release:
+        return self.Release(server.global_, site.name if site else "")
+
+    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
+        common = OneModel(task, released.global_, "global")
+        if memory is None or not released.home:
+            return common
+        return WithOthers(adapted_or(task, memory.personal, released.global_, released.home), (common,))
+
+    def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
+        return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)
+
+
+def meta_round(site: Site, weights: Weights, how: PerFedAvg, round: Round) -> tuple[Weights, float, int]:
+    """One local pass of meta-steps; each takes two batches, or three with the second-order term."""
+    bench = Bench(site, weights)
+    stepper = optimizer(list(bench.parameters.values()), site.local, learning_rate(site.local, round))
+    total, steps = 0.0, 0
+    for batches in _groups(seeded_batches(site, round), 2 if how.hessian == "first-order" else 3):
+        gradient, loss = meta_gradient(bench, batches, how)
+        for name, parameter in bench.parameters.items():
+            parameter.grad = gradient[name]
+        stepper.step()
+        total, steps = total + loss, steps + 1
+    return bench.weights(), total / max(1, steps), steps
+
+
+def meta_gradient(bench: Bench, batches: list[Batch], how: PerFedAvg) -> tuple[dict[str, Tensor], float]:
+    """The gradient of f(w − α ∇f(w; D); D') at w, and the loss after adaptation; the bench is left at w."""
+    w = bench.values()
+    inner, _ = bench.gradient(batches[0])
+    bench.set(stepped(w, inner, how.inner_lr))
+    direction, loss = bench.gradient(batches[1 % len(batches)])
+    result = direction
+    if how.hessian == "free":
+        # ∇²f(w) d ≈ (∇f(w + δ d) − ∇f(w − δ d)) / 2δ
+        length = sum(float(d.square().sum()) for d in direction.values()) ** 0.5
+        delta = how.difference / max(length, 1e-12)
+        around = []
+        for sign in (-1, 1):
+            bench.set(stepped(w, direction, -sign * delta))
+            around.append(bench.gradient(batches[2 % len(batches)])[0])
+        curve = {name: (around[1][name] - around[0][name]) / (2 * delta) for name in direction}
+        result = stepped(direction, curve, how.inner_lr)
+    bench.set(w)
+    return result, loss
+
+
+def meta_adapted(site: Site, weights: Weights, lr: float, steps: int, round: Round) -> Weights:
+    """A site's own model: plain steps on batches of its training cases."""
+    bench = Bench(site, weights)
+    for batch in islice(seeded_batches(site, round), steps):
+        gradient, _ = bench.gradient(batch)
+        bench.set(stepped(bench.values(), gradient, lr))
+    return bench.weights()
+
+
+def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Batches two by two or three by three; a rest too small for a group is left out, unless it is all there is."""
+    group: list[Batch] = []
+    made = 0
+    for batch in batches:
+        group.append(batch)
+        if len(group) == size:
+            yield group
+            group, made = [], made + 1
+    if group and not made:
+        yield group

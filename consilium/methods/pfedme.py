@@ -1,0 +1,104 @@
+"""pFedMe: personal models stay near the shared one by a Moreau envelope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from consilium.errors import StudyError
+from consilium.learning.gradients import Bench, seeded_batches
+from consilium.method import Method, message
+from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.weights import SiteName, Weights, mean
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """θ nearly minimises f(θ) + (λ/2) ‖θ − w‖²; then w ← w − η λ (w − θ). θ is the model that is kept and scored."""
+
+    strength: float = 15.0  # λ
+    inner_steps: int = 5  # K steps towards θ on every batch
+    inner_lr: float = 0.01  # of those steps
+    lr: float = 0.01  # η
+    server_mix: float = 1.0  # β: w ← (1 − β) w + β mean w_i
+
+    paper: ClassVar[str] = "Dinh et al., Personalized federated learning with Moreau envelopes (NeurIPS 2020)"
+    headline: ClassVar[str] = "personal"
+    differences: ClassVar[tuple[str, ...]] = (
+        "θ starts a round at w and goes on from batch to batch; the paper leaves the start of the inner solver open.",
+        "Four published versions store or score another model than θ; here θ is in the site's memory and is scored.",
+    )
+
+    @message
+    class Server:
+        global_: Weights  # w
+
+    @message
+    class Downlink:
+        global_: Weights
+
+    @message
+    class Uplink:
+        global_: Weights  # w_i
+        loss: float
+        steps: int
+
+    @message
+    class Memory:
+        personal: Weights  # θ
+
+    @message
+    class Release:
+        global_: Weights
+        home: SiteName
+
+    def __post_init__(self) -> None:
+        if not (self.strength > 0 and self.inner_lr > 0 and self.lr > 0 and self.inner_steps >= 1):
+            raise StudyError("[method] strength, inner_lr and lr must be positive, inner_steps at least 1.")
+        if not 0 < self.server_mix <= 1:
+            raise StudyError(f"[method] server_mix = {self.server_mix}: β must be in (0, 1].")
+        if self.lr * self.strength > 1:
+            raise StudyError(f"[method] lr × strength = {self.lr * self.strength:g}: above 1 w oversteps θ; lower lr.")
+
+    def start(self, task: Task, roster: Roster) -> Server:
+        return self.Server(task.initial())
+
+    def remember(self, site: Site) -> Memory:
+        return self.Memory(site.task.initial())
+
+    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
+        return self.Downlink(server.global_)
+
+    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+        shared, personal, loss, steps = moreau_round(site, got.global_, self, round)
+        return self.Uplink(shared, loss, steps), self.Memory(personal)
+
+    def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
+        average = mean({name: reply.global_ for name, reply in replies.items()}, dict.fromkeys(replies, 1.0))
+        return self.Server(server.global_ * (1 - self.server_mix) + average * self.server_mix)
+
+    def release(self, server: Server, site: SiteCard | None) -> Release:
+        return self.Release(server.global_, site.name if site else "")
+
+    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
+        common = OneModel(task, released.global_, "global")
+        if memory is None or not released.home:
+            return common
+        return WithOthers(OneModel(task, memory.personal, "personal", released.home, "trained"), (common,))
+
+
+def moreau_round(site: Site, shared: Weights, how: PFedMe, round: Round) -> tuple[Weights, Weights, float, int]:
+    """One local pass: on every batch K steps of θ, then one of w; returns w_i, θ, the mean loss and the steps of w."""
+    bench = Bench(site, shared)
+    w = bench.values()
+    theta = bench.values()
+    total, cases, steps = 0.0, 0, 0
+    for batch in seeded_batches(site, round):
+        for _ in range(how.inner_steps):
+            bench.set(theta)
+            slope, loss = bench.gradient(batch)
+            theta = {k: t - how.inner_lr * (slope[k] + how.strength * (t - w[k])) for k, t in theta.items()}
+        w = {k: t - how.lr * how.strength * (t - theta[k]) for k, t in w.items()}
+        total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
+    return bench.weights(w), bench.weights(theta), total / max(1, cases), steps
