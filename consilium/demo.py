@@ -15,7 +15,7 @@ from consilium.machine import default_workers
 from consilium.prediction import Prediction, predict
 from consilium.reporting import write_report
 from consilium.reports.reading import read_run
-from consilium.reports.tables import Comparison, compare
+from consilium.reports.tables import Comparison, compare, show
 from consilium.study import load_study
 from consilium.wires.processes import Pool
 
@@ -41,7 +41,7 @@ class Outcome:
         from rich.console import Console
 
         console = Console()
-        console.print(self.comparison.to_rich())
+        show(self.comparison)
         console.print("A few test images through the super model, as a hospital would use it:")
         for p in self.predictions:
             console.print(f"  {'/'.join(Path(p.image).parts[-3:])} -> {p.model}: {p.why}", highlight=False)

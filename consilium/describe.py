@@ -7,10 +7,14 @@ import inspect
 import textwrap
 from typing import Any, get_type_hints
 
+from consilium import tree
 from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
+from consilium.networks.unet import UNet
+from consilium.site import Round, SiteCard
+from consilium.tasks import Facts, TaskFields, build_task
 
 
 def find(name: str) -> str:
@@ -30,13 +34,17 @@ def _facts(name: str, kind: type[Method]) -> dict[str, Any]:
         "name": name,
         "about": _sentence(kind),
         "paper": kind.paper,
-        "fields": {f.name: f.default for f in dataclasses.fields(kind)},
+        "fields": {f.name: _default(f) for f in dataclasses.fields(kind)},
         "leaves_site": _message(kind.Uplink),
         "stays": _message(kind.Memory),
         "headline": kind.headline,
         "deployable": kind.deployable,
         "differences": list(kind.differences),
     }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _sentence(kind: type) -> str:
@@ -73,23 +81,44 @@ def describe(name: str | None = None) -> str:
     if name is None:
         width = max(map(len, METHODS))
         lines = [f"{n.ljust(width)}  {_sentence(kind)}" for n, kind in METHODS.items()]
-        return "\n".join([*lines, "", "`consilium methods NAME` says what one is, and what leaves the hospital."])
+        also = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"Also known as: {also}.",
+                "`consilium methods NAME` says what one is, and what leaves the hospital.",
+            ]
+        )
     name = find(name)
     kind = METHODS[name]
     facts = _facts(name, kind)
     notes = _comments(kind)
-    fields = [f"  {key} = {value!r}".ljust(32) + notes.get(key, "") for key, value in facts["fields"].items()]
+    fields = [f"  {key} = {value!r}".ljust(40) + notes.get(key, "") for key, value in facts["fields"].items()]
     return "\n".join([
         f"{name}: {facts['about']}",
         f"Paper: {facts['paper']}",
         f"Its headline model: {facts['headline']}" + ("" if kind.deployable else " (simulation only)"),
         *_section("Fields of [method]", fields),
         *_section("Leaves the hospital every round", _listed(facts["leaves_site"])),
+        f"  With the default U-Net, six sites and a small selector: {_size(kind)} per round.",
         *_section("Stays at the hospital", _listed(facts["stays"])),
         *_section("Differences from the paper", [f"  - {text}" for text in facts["differences"]]),
         "",
         "A model can memorise images: what leaves is named above, not what could be inferred from it.",
     ])  # fmt: skip
+
+
+def _size(kind: type[Method]) -> str:
+    """The bytes of an uplink in the first phase, for the default networks."""
+    facts = Facts("segmentation", ("disc", "cup"), 2, 3, {"disc": ("cup",)})
+    task = build_task(TaskFields(), UNet(), facts, 0)
+    roster = {name: SiteCard(name, i, 1, facts.labels) for i, name in enumerate("abcdef")}
+    method = kind()
+    first = method.phases(3)[0]
+    blank = method.blank(task, roster, roster["a"], Round(0, first.name, 0, first.rounds))
+    total = sum(t.numel() * t.element_size() for part in tree.split(blank).weights.values() for t in part.values())
+    return f"{total / 1e6:.1f} MB"
 
 
 def _listed(fields: dict[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from consilium.envelope import Envelope, Reply, RollCall, card_to_json
-from consilium.errors import WorkError
+from consilium.errors import StudyError, WorkError
 from consilium.machine import peak_memory_mb
 from consilium.method import Best, Method, Phase, Valid, timeline
 from consilium.randomness import numpy_generator
@@ -61,6 +61,9 @@ class _Run:
         self.roll = wire.roll_call()
         self.roster: Roster = self.roll.members
         self.memory_mb: dict[SiteName, float] = {}
+        for key in ("min_sites", "sites_per_round"):
+            if getattr(study.plan, key) > len(self.roster):
+                raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(self.roster)} sites.")
         for warning in self.method.check(self.task, self.roster, study.local):
             folder.note("warning", text=warning)
 
@@ -94,7 +97,7 @@ class _Run:
             "resume" if done else "start",
             method=self.study.method_name,
             round=done,
-            rounds=len(self.line),
+            rounds=sum(phase.counts for phase, _ in self.line),
             sites={name: card.n for name, card in self.roster.items()},
         )
 
@@ -169,11 +172,7 @@ class _Run:
             return best
         rows = self._score(server, merged, round, full=False)
         now = Best(server, self._valid(rows, round), dict(merged))
-        if best is None or self.method.headline not in _models(now.valid):
-            best = now
-        else:
-            best = self.method.keep(best, now)
-        best = self.folder.keep(best)
+        best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
         self._seal(rows, round.index + 1, phase.name)
         return best
 
@@ -193,7 +192,7 @@ class _Run:
         for split in ("valid", "test"):
             entry = summarise(with_label_mean(rows), split).get(model, {}).get(metric, {}).get("mean", {})
             facts[split] = {"site_mean": entry.get("site_mean"), "sites": entry.get("sites", {})}
-        self.folder.note("score", round=round, phase=phase, model=model, metric=metric, **facts)
+        self.folder.note("score", round=round, phase=phase, model=model, metric=metric, rows=len(rows), **facts)
 
     def _valid(self, rows: list[Row], round: Round) -> dict[str, Valid]:
         """The validation scores `keep` decides by: a model's site mean, `:pooled`, `:routed`, and each owner's own."""
@@ -210,12 +209,11 @@ class _Run:
     # ------------------------------------------------------------------------------------ the end
 
     def _finish(self, server: Any, merged: Mapping[SiteName, int], best: Best | None) -> Mapping[str, Any]:
-        phase, final = self.line[-1]
         assert best is not None
-        if phase.from_best and not phase.counts:
+        final = self.line[-1][1]
+        last_round = max(round.index + 1 for phase, round in self.line if phase.counts)
+        if any(phase.from_best for phase, _ in self.line[last_round:]):  # adaptation and calibration refine the best
             best = self.folder.keep(replace(best, server=server, merged=dict(merged)))
-        counted = [round for phase, round in self.line if phase.counts]
-        last_round = counted[-1].index + 1
         best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
         last = Best(self.folder.last(self.method), {}, merged)
         for name, state, number in (("best", best, best_round), ("last", last, last_round)):
@@ -260,11 +258,6 @@ class _Run:
             peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
             best_rounds=rounds,
         )
-
-
-def _models(valid: Mapping[str, Valid]) -> set[str]:
-    """The models with a validation score: "local" for "local/hk"."""
-    return {key.partition("/")[0] for key in valid}
 
 
 def round3(number: float) -> float:

@@ -61,13 +61,14 @@ class LocalNorm:
             packet.header, _Overlaid(packet.tensors, {p: k for p in packet.tensors if (k := self._key(p)) in own}, own)
         )
 
-    def off(self, reply: Packet, order: Packet) -> tuple[Packet, Weights | None]:
+    def off(self, reply: Packet, order: Packet, before: Weights | None) -> tuple[Packet, Weights | None]:
         """An outgoing packet with the server's normalisation in place of the site's own, and the site's own."""
         if not self.names:
             return reply, None
         theirs = {self._key(path): path for path in order.tensors}
         local = {path: key for path in reply.tensors if (key := self._key(path)) is not None and key in theirs}
-        own = Weights({key: reply.tensors[path] for path, key in local.items()})
+        # a phase that sends no model leaves the site's normalisation as it was
+        own = Weights({**(before or {}), **{key: reply.tensors[path] for path, key in local.items()}})
         tensors = {
             path: order.tensors[theirs[local[path]]] if path in local else tensor
             for path, tensor in reply.tensors.items()
@@ -75,9 +76,9 @@ class LocalNorm:
         return Packet(reply.header, tensors), own
 
     def _key(self, path: str) -> str | None:
-        """The path without the site's own name, if it is of a normalisation tensor that stays."""
+        """The path without the site's own name and without a release's place in an order, if its tensor stays."""
         *fields, name = path.split("/")
-        return "/".join([f for f in fields if f != self.site] + [name]) if name in self.names else None
+        return "/".join([f for f in fields if f not in (self.site, "trial")] + [name]) if name in self.names else None
 
 
 class _Overlaid(Mapping[str, Tensor]):

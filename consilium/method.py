@@ -115,7 +115,8 @@ class Method(ABC):
 
     def keep(self, best: Best, now: Best) -> Best:
         """After every scored round: the state to keep. Here: the higher validation site mean of the headline model."""
-        return max(best, now, key=lambda state: (state.valid[self.headline].value, -state.valid[self.headline].round))
+        old, new = best.valid.get(self.headline), now.valid.get(self.headline)
+        return best if old and new and old.value >= new.value else now
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Any:
         """The expected uplink on the meta device: names, shapes, types, which fields are None.

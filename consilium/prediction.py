@@ -15,9 +15,10 @@ import torch
 from consilium.data.images import IMAGE_SUFFIXES, read_image, suffix_of, write_mask
 from consilium.data.preprocess import forward, invert
 from consilium.errors import DataError, StudyError
+from consilium.export.package import is_package, open_package
 from consilium.machine import pick_device
 from consilium.run_folder import RunFolder, write_text
-from consilium.site import Answer, Predictor
+from consilium.site import Answer, Choice, Predictor
 from consilium.study import Study
 
 
@@ -37,9 +38,16 @@ class Prediction:
 
 
 def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor]:
-    """The best model of a run, ready to use; `site` asks for one hospital's own."""
+    """The best model of a run or an exported package, ready to use; `site` asks for one hospital's own."""
+    if is_package(run):
+        return open_package(run, site)
     folder = RunFolder.open(run)
     study = folder.study
+    if study.local.batchnorm != "average":
+        raise StudyError(
+            f"this run was trained with local.batchnorm = '{study.local.batchnorm}': its normalisation stays at the "
+            "sites, so there is no whole model to predict with here."
+        )
     server = folder.server(study.method)
     device = pick_device(study.local.device, 0)
     predictor = study.method.deploy(study.task.on(device), None, study.method.release(server, None))
@@ -50,25 +58,45 @@ def predict(run: Path, images: Sequence[Path], to: Path, site: str | None = None
     """Predict every image (folders are searched) and write masks and predictions.csv into `to`."""
     study, predictor = open_predictor(run, site)
     paths = _found(images)
-    outputs = _outputs(paths, to)
-    to.mkdir(parents=True, exist_ok=True)
-    predictions = [_predict(study, predictor, path, out) for path, out in zip(paths, outputs)]
-    write_text(to / "predictions.csv", _table(predictions))
+    predictions, faults = [], []
+    for path, out in zip(paths, _outputs(paths, to)):
+        try:
+            predictions.append(_predict(study, predictor, path, out, site))
+        except DataError as error:
+            faults.append(str(error))
+    if predictions:
+        to.mkdir(parents=True, exist_ok=True)
+        write_text(to / "predictions.csv", _table(predictions))
+    if faults:
+        done = f" The other {len(predictions)} are in {to}." if predictions else ""
+        raise DataError("\n".join([f"{len(faults)} of {len(paths)} images could not be used.{done}", *faults]))
     return predictions
 
 
-def _predict(study: Study, predictor: Predictor, path: Path, out: Path) -> Prediction:
+def _predict(study: Study, predictor: Predictor, path: Path, out: Path, site: str | None) -> Prediction:
     picture = read_image(path, study.facts.dimensions, study.facts.channels)
     array, undo = forward(picture, study.preprocess)
-    answer: Answer = predictor.answer(torch.from_numpy(array[None].copy()))
-    (choice,) = answer.choices
+    images = torch.from_numpy(array[None].copy())
+    sliced = bool(study.preprocess.slices)
+    if sliced:  # (1, channels, slices, row, column) → (slices, channels, row, column)
+        images = images[0].transpose(0, 1)
+    answer: Answer = predictor.answer(images, volume=sliced)
+    output = answer.output.transpose(0, 1) if sliced else answer.output[0]
+    choice = _most_common(answer.choices)
     if study.facts.task == "classification":
-        result = study.facts.labels[int(study.task.decide(answer.output[0]))]
+        result = study.facts.labels[int(study.task.decide(output))]
     else:
         # logits are brought back, not the mask: edges stay smooth where the image was shrunk
-        logits = torch.from_numpy(np.ascontiguousarray(invert(answer.output[0].numpy(), undo, nearest=False)))
+        logits = torch.from_numpy(np.ascontiguousarray(invert(output.numpy(), undo, nearest=False)))
+        out.parent.mkdir(parents=True, exist_ok=True)
         result = str(write_mask(study.task.decide(logits).numpy(), picture, out))
-    return Prediction(str(path), result, choice.key, choice.confidence, choice.why, dict(choice.chances))
+    why = f"asked for with --site {site}" if site else choice.why
+    return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances))
+
+
+def _most_common(choices: Sequence[Choice]) -> Choice:
+    """Of a volume routed slice by slice, the choice of most slices."""
+    return max(choices, key=lambda choice: sum(other.key == choice.key for other in choices))
 
 
 def _found(images: Sequence[Path]) -> list[Path]:
@@ -93,6 +121,9 @@ def _outputs(paths: Sequence[Path], to: Path) -> list[Path]:
     twice = {name for name in chosen if chosen.count(name) > 1}
     if twice:
         raise StudyError(f"several images are called {min(twice)}; predict them into different folders.")
+    given = {path.resolve() for path in paths}
+    if any((to / name).resolve() in given for name in chosen):
+        raise StudyError(f"--to {to} would overwrite the images themselves; name another folder.")
     return [to / name for name in chosen]
 
 

@@ -43,16 +43,27 @@ def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: S
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 return f"'{path}/{name}' holds values that are not finite"
     for path, tensor in got.tensors.items():
+        model = want.tensors.get(path)
+        if model is not None and (tensor.shape != model.shape or tensor.dtype != model.dtype):
+            return f"'{path}' is {_kind(tensor)}, where {_kind(model)} is expected"
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             return f"'{path}' holds values that are not finite"
-    return _number_fault(json.loads(got.shape)["tree"], "")
+    return _number_fault(json.loads(got.shape)["tree"], json.loads(want.shape)["tree"], "")
 
 
-def _number_fault(part: Any, path: str) -> str:
+def _number_fault(part: Any, like: Any, path: str) -> str:
+    """A number that is not finite, or a list of numbers of another length than expected."""
     if isinstance(part, float) and not math.isfinite(part):
         return f"'{path}' is not finite"
-    items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-    return next((fault for key, value in items if (fault := _number_fault(value, f"{path}/{key}".strip("/")))), "")
+    numbers = isinstance(part, list) and all(isinstance(value, (int, float)) for value in part)
+    if numbers and isinstance(like, list) and len(part) != len(like):
+        return f"'{path}' has {len(part)} numbers, where {len(like)} are expected"
+    items: Any = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    for key, value in items:
+        fault = _number_fault(value, like.get(key) if isinstance(like, dict) else None, f"{path}/{key}".strip("/"))
+        if fault:
+            return fault
+    return ""
 
 
 def _kind(tensor: torch.Tensor) -> str:

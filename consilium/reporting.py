@@ -44,9 +44,11 @@ def _overlays(views: Sequence[RunView]) -> Iterator[Overlay]:
         arrays = open_arrays(study, federation, site)
         for i in arrays.indices("test")[:1]:
             image = torch.from_numpy(np.array(arrays.image(i)))
-            answer = predictor.answer(image[None])
-            truth = task.channels_of(torch.from_numpy(np.array(arrays.truth(i)))[None])[0]
-            found = task.decided_channels(answer.output[0])
+            mask = torch.from_numpy(np.array(arrays.truth(i)))
+            sliced = bool(study.preprocess.slices)
+            answer = predictor.answer(image.transpose(0, 1) if sliced else image[None], volume=sliced)
+            output = answer.output.transpose(0, 1) if sliced else answer.output[0]
+            truth, found = task.channels_of(mask[None])[0], task.decided_channels(output)
             middle = _middle(truth)
             yield Overlay(
                 image=_shown(image, middle),
@@ -55,11 +57,7 @@ def _overlays(views: Sequence[RunView]) -> Iterator[Overlay]:
                 site=site,
                 case=arrays.cases[i].name,
                 model=answer.choices[0].key,
-                dice={
-                    mark.label: mark.value
-                    for mark in task.score(answer.output[0], torch.from_numpy(np.array(arrays.truth(i))), full=False)
-                    if mark.metric == "dice"
-                },
+                dice={mark.label: mark.value for mark in task.score(output, mask, full=False) if mark.metric == "dice"},
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,10 +47,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, study: Study, runs: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
-        path = runs / f"{study.name}-s{study.plan.seed}-{study.hash}"
+        path = cls.path_of(study, runs)
         path.mkdir(parents=True, exist_ok=True)
         write_text(path / "study.toml", study.to_toml())
         return cls(path, study, watch)
+
+    @staticmethod
+    def path_of(study: Study, runs: Path) -> Path:
+        return runs / f"{study.name}-s{study.plan.seed}-{study.hash}"
 
     @classmethod
     def open(cls, path: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
@@ -61,7 +66,10 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "summary.json").exists()
+        try:
+            return (self.path / "summary.json").exists() and bool(read_json(self.path / "summary.json"))
+        except RunError:  # a damaged summary is written again
+            return False
 
     @property
     def begun(self) -> bool:
@@ -147,11 +155,15 @@ class RunFolder:
     def resume(self, method: Method) -> State | None:
         """The last committed state, or None before the first round."""
         rounds = self._rounds()
+        told = [event["round"] for event in self.events() if event["event"] == "round"]
+        if bool(rounds) != bool(told):
+            lost = self._states if told else self.path / "journal.jsonl"
+            raise RunError(f"{lost} is missing or empty, but the run has made rounds; restore it, or delete the run.")
         if not rounds:
             return None
         facts = read_json(self._state_path(rounds[-1]))
         server = self._read(facts["server"], method)
-        return State(server, facts["round"] + 1, facts["merged"])
+        return State(server, facts["round"] + 1, facts.get("merged", {}))
 
     def best(self, method: Method) -> Best | None:
         path = self._states / "best.json"
@@ -159,7 +171,7 @@ class RunFolder:
             return None
         facts = read_json(path)
         valid = {key: Valid(value, round) for key, (value, round) in facts["valid"].items()}
-        return Best(self._read(facts["server"], method), valid, facts["merged"])
+        return Best(self._read(facts["server"], method), valid, facts.get("merged", {}))
 
     def best_is_last(self, merged: Mapping[SiteName, int]) -> bool:
         """Whether the best state is the last one, memories included."""
@@ -202,10 +214,14 @@ class RunFolder:
     def mend_scores(self) -> None:
         """Drop scores of a round that a crash interrupted; they are taken again."""
         path = self.path / "scores.csv"
-        if not path.exists():
+        if not path.exists() and not self.scored():
             return
-        rows, complete = read_rows(path), self.scored()
-        kept = [row for row in rows if (row.round, row.phase) in complete]
+        expected = {(e["round"], e["phase"]): e["rows"] for e in self.events() if e["event"] == "score"}
+        kept = [row for row in read_rows(path) if (row.round, row.phase) in expected]
+        found = Counter((row.round, row.phase) for row in kept)
+        for place, number in expected.items():
+            if found[place] != number:
+                raise RunError(f"{path} has lost scores of round {place[0]}; restore it, or start the study again.")
         write_text(path, ",".join(COLUMNS) + "\n" + write_rows(kept))
 
     def rows(self) -> list[Row]:

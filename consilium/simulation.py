@@ -9,7 +9,7 @@ from typing import Any
 
 from consilium import engine
 from consilium.errors import RunError
-from consilium.machine import default_workers
+from consilium.machine import default_workers, pick_device
 from consilium.run_folder import Event, RunFolder
 from consilium.study import Study, with_plan
 from consilium.wires.in_process import InProcess
@@ -52,6 +52,7 @@ def resume(
 def go_on(folder: RunFolder, workers: int | None = None, pool: Pool | None = None) -> Result:
     if folder.finished:
         return Result(folder.path, folder.summary())
+    pick_device(folder.study.local.device, 0)  # refuse a device that is not there before anything is asked of a site
     if pool is not None:
         return Result(folder.path, engine.run(folder.study, Processes(folder.study, folder.path, pool), folder))
     count = default_workers() if workers is None else workers

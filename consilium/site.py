@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ class Batch:
     images: Tensor  # (batch, channels, *spatial)
     truth: Tensor  # segmentation: (batch, *spatial) integers; classification: (batch,)
     cases: tuple[str, ...]
+    volume: bool = False  # the images are all slices of one volume, in order; their cases are called "name#slice"
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class Local:
         if not 0 < self.decay <= 1:
             raise StudyError(f"[local] decay = {self.decay}: it must be in (0, 1].")
         for name in ("weight_decay", "clip"):
-            if getattr(self, name) < 0:
-                raise StudyError(f"[local] {name} = {getattr(self, name)}: it cannot be negative.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be a number from 0 up.")
 
 
 # --------------------------------------------------------------------------------------------------- prediction
@@ -123,7 +125,8 @@ class Predictor(ABC):
     when: str  # "merged", "trained", "adapted"
 
     @abstractmethod
-    def answer(self, images: Tensor) -> Answer: ...
+    def answer(self, images: Tensor, volume: bool = False) -> Answer:
+        """Logits for a batch of images; `volume`: they are the slices of one volume."""
 
     def others(self) -> Sequence[Predictor]:
         """Further models worth a score of their own, for instance the parts of a super model."""
@@ -150,7 +153,7 @@ class OneModel(Predictor):
         self.task, self.weights = task, weights
         self.model, self.of, self.when = model, of, when
 
-    def answer(self, images: Tensor) -> Answer:
+    def answer(self, images: Tensor, volume: bool = False) -> Answer:
         choice = Choice(self.model, self.of)
         return Answer(self.task.infer(self.weights, images), (choice,) * len(images))
 
@@ -162,8 +165,8 @@ class WithOthers(Predictor):
         self.first, self._others, self._elsewhere = first, others, elsewhere
         self.model, self.of, self.when = first.model, first.of, first.when
 
-    def answer(self, images: Tensor) -> Answer:
-        return self.first.answer(images)
+    def answer(self, images: Tensor, volume: bool = False) -> Answer:
+        return self.first.answer(images, volume)
 
     def others(self) -> Sequence[Predictor]:
         return self._others
@@ -192,6 +195,7 @@ class Task(ABC):
     seed: int
     device: str
     headline: str  # the metric that decides
+    needs_all = False  # whether `score_all` has scores that need all cases of a site at once
 
     @abstractmethod
     def network(self, kind: str = "model", labels: Sequence[str] | None = None) -> nn.Module:
@@ -213,6 +217,10 @@ class Task(ABC):
         self, weights: Weights, images: Tensor, kind: str = "model", labels: Sequence[str] | None = None
     ) -> Tensor:
         """Logits of whole images, in sliding windows where the study asks for patches; on the CPU."""
+
+    @abstractmethod
+    def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
+        """Logits whose probabilities are the models' probabilities averaged by `shares` (batch, models)."""
 
     @abstractmethod
     def decide(self, output: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import math
 import re
 import tomllib
 import types
@@ -15,9 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from consilium.data.check import check
 from consilium.data.preprocess import Preprocess
-from consilium.data.site_folder import Federation, nearest, read_federation
-from consilium.errors import StudyError
+from consilium.data.site_folder import Federation, nearest, read_federation, refuse
+from consilium.errors import DataError, StudyError
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.networks import NETWORKS, Network
@@ -47,12 +49,15 @@ class Plan:
         for name, low in (("rounds", 1), ("score_every", 1), ("min_sites", 1), ("sites_per_round", 0), ("seed", 0)):
             if getattr(self, name) < low:
                 raise StudyError(f"[study] {name} = {getattr(self, name)}: it must be at least {low}.")
-        if self.deadline <= 0:
+        if not 0 < self.deadline < math.inf:
             raise StudyError(f"[study] deadline = {self.deadline}: it must be positive, in seconds.")
         if self.keep_rounds not in ("last-two", "all"):
             raise StudyError(f"[study] keep_rounds = {self.keep_rounds!r}: it must be one of last-two, all.")
         if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise StudyError(f"[study] name = {self.name!r}: use letters, digits, dots, dashes and underscores.")
+        for site, rounds in self.away.items():
+            if any(round < 1 for round in rounds):
+                raise StudyError(f"[study] away.{site} = {list(rounds)}: rounds count from 1.")
         both = set(self.sites) & set(self.leave_out)
         if both:
             raise StudyError(f"[study] '{min(both)}' is in both sites and leave_out; choose one.")
@@ -65,6 +70,11 @@ class Source:
     federation: str
     annotated: Mapping[str, Any] = field(default_factory=dict)  # {word = ["kidney"]} overrides site.toml; or "all"
     pooled: bool = False  # train on one virtual site that holds all cases (simulation only)
+
+    def __post_init__(self) -> None:
+        for site, labels in self.annotated.items():
+            if labels != "all" and not isinstance(labels, tuple):
+                raise StudyError(f'[data] annotated.{site} = {labels!r}: it must be a list of labels, or "all".')
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,12 @@ class Study:
 
     @cached_property
     def task(self) -> Task:
-        return build_task(self.task_fields, self.network, self.facts, self.plan.seed)
+        return build_task(self.task_fields, self.network, self.seen, self.plan.seed)
+
+    @property
+    def seen(self) -> Facts:
+        """The facts as the network sees them: a volume taken apart is a stack of images."""
+        return _seen(self.facts, self.preprocess)
 
     @property
     def name(self) -> str:
@@ -149,18 +164,26 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
         if not isinstance(table, Mapping):
             raise StudyError(f"'{section}' must be a section: write [{section}] and its keys below it.")
     _check_release(tables.get("release", {}))
-    data = _located(_fill(Source, tables.get("data", {}), "data"), beside)
-    facts = _fill(Facts, tables["facts"], "facts") if "facts" in tables else _facts(data)
+    data = fill(Source, tables.get("data", {}), "data")
+    if "facts" not in tables:  # a run's own study knows its facts: it can be read where the data are not
+        data = _located(data, beside)
+    facts = fill(Facts, tables["facts"], "facts") if "facts" in tables else _facts(data)
     name, method = _method(tables.get("method", {}))
-    task_fields, network = _task(tables.get("task", {}), facts)
-    preprocess = _fill(Preprocess, tables.get("preprocess", {}), "preprocess")
-    if preprocess.size and len(preprocess.size) != facts.dimensions:
-        raise StudyError(
-            f"[preprocess] size = {list(preprocess.size)}: this federation has {facts.dimensions}-D images."
-        )
-    local = _fill(Local, tables.get("local", {}), "local")
-    plan = _fill(Plan, tables.get("study", {}), "study")
+    preprocess = fill(Preprocess, tables.get("preprocess", {}), "preprocess")
+    if preprocess.slices and (facts.dimensions != 3 or facts.task != "segmentation"):
+        raise StudyError(f"[preprocess] slices = '{preprocess.slices}' is for segmentation of volumes.")
+    seen = _seen(facts, preprocess)
+    if preprocess.size and len(preprocess.size) != seen.dimensions:
+        kind = "slices" if preprocess.slices else "images"
+        raise StudyError(f"[preprocess] size = {list(preprocess.size)}: the network sees {seen.dimensions}-D {kind}.")
+    task_fields, network = _task(tables.get("task", {}), seen)
+    local = fill(Local, tables.get("local", {}), "local")
+    plan = fill(Plan, tables.get("study", {}), "study")
     return Study(plan, data, preprocess, task_fields, network, local, name, method, facts)
+
+
+def _seen(facts: Facts, preprocess: Preprocess) -> Facts:
+    return replace(facts, dimensions=2) if preprocess.slices else facts
 
 
 def with_plan(study: Study, **changes: Any) -> Study:
@@ -187,7 +210,11 @@ def _located(data: Source, beside: Path | None) -> Source:
 
 
 def _facts(data: Source) -> Facts:
-    federation = read_federation(Path(data.federation))
+    try:
+        federation = read_federation(Path(data.federation))
+    except DataError:
+        refuse(check(Path(data.federation)).faults, data.federation)  # those of images too, none hidden
+        raise
     return Facts(**{f.name: getattr(federation, f.name) for f in fields(Facts)})
 
 
@@ -197,16 +224,16 @@ def _method(table: Mapping[str, Any]) -> tuple[str, Method]:
     if not isinstance(name, str):
         raise StudyError(f"[method] name is required; choose from {', '.join(METHODS)}.")
     name = ALIASES.get(name, name)
-    kind: Any = _imported(name, "method", Method) if ":" in name else METHODS.get(name)
+    kind: Any = imported(name, "method", Method) if ":" in name else METHODS.get(name)
     if kind is None:
         raise StudyError(f"[method] name = '{name}': there is no such method{_hint(name, METHODS)}")
-    return name, _fill(kind, table, f"method] of {name} [method")
+    return name, fill(kind, table, f"method] of {name} [method")
 
 
 def _task(table: Mapping[str, Any], facts: Facts) -> tuple[TaskFields, Network]:
     own = {f.name for f in fields(TaskFields)}
     name = table.get("network") or default_network(facts)
-    kind: Any = _imported(name, "network", object) if ":" in str(name) else NETWORKS.get(name)
+    kind: Any = imported(name, "network", object) if ":" in str(name) else NETWORKS.get(name)
     if kind is None:
         raise StudyError(f"[task] network = '{name}': there is no such network{_hint(str(name), NETWORKS)}")
     rest = {key: value for key, value in table.items() if key not in own}
@@ -214,13 +241,13 @@ def _task(table: Mapping[str, Any], facts: Facts) -> tuple[TaskFields, Network]:
     for key in rest:
         if key not in known:
             raise StudyError(f"[task] has no key '{key}'{_hint(key, known)}")
-    task = _fill(
+    task = fill(
         TaskFields, {"network": name, **{k: v for k, v in table.items() if k in own and k != "network"}}, "task"
     )
-    return task, _fill(kind, rest, "task")
+    return task, fill(kind, rest, "task")
 
 
-def _imported(name: str, what: str, base: type) -> Any:
+def imported(name: str, what: str, base: type) -> Any:
     """`package.module:Class`, in simulation; a hospital must allow it in its hospital.toml."""
     module, _, attribute = name.partition(":")
     try:
@@ -242,7 +269,7 @@ def _hint(word: str, valid: Iterable[str]) -> str:
 # -------------------------------------------------------------------------------------------------- dataclasses
 
 
-def _fill(kind: Callable[..., T], table: Mapping[str, Any], section: str) -> T:
+def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str) -> T:
     """A dataclass from a TOML table, with every key and type checked."""
     hints = get_type_hints(kind)
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]

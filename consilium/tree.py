@@ -83,7 +83,7 @@ def split(item: Any) -> Split:
             tensors[path] = value.detach().cpu().contiguous()
             return "tensor"
         if dataclasses.is_dataclass(value):
-            return {f.name: walk(getattr(value, f.name), _join(path, f.name)) for f in dataclasses.fields(value)}
+            return {f.name: walk(getattr(value, f.name), _field(path, f.name)) for f in dataclasses.fields(value)}
         if isinstance(value, Mapping):
             return {key: walk(value[key], _join(path, key)) for key in sorted(value)}
         if isinstance(value, (list, tuple)):
@@ -109,9 +109,12 @@ def flatten(item: Any) -> Packet:
 
 
 def _join(path: str, name: str) -> str:
-    """Paths are field names joined by "/"; `global_` is written `global`, which Python does not allow as a name."""
-    name = name.rstrip("_")
     return f"{path}/{name}" if path else name
+
+
+def _field(path: str, name: str) -> str:
+    """Paths are names joined by "/"; the field `global_` is written `global`, which Python does not allow as a name."""
+    return _join(path, name.removesuffix("_"))
 
 
 # ---------------------------------------------------------------------------------------------- packet → message
@@ -183,12 +186,22 @@ def unflatten(packet: Packet, kind: type[T]) -> T:
         shape, masks = head["message"], dict(head["masks"])
     except (ValueError, KeyError, TypeError) as error:
         raise PacketError("the packet's header is not one of ours") from error
+    _check_masks(packet, masks)
     reader = _Reader(packet, masks)
     built = assemble(shape, kind, reader)
     extra = set(packet.tensors) - reader.expected
     if extra:
         raise PacketError(f"the packet holds tensors nobody asked for: {sorted(extra)[:3]}")
     return built
+
+
+def _check_masks(packet: Packet, masks: Mapping[str, Any]) -> None:
+    """A mask's bytes must be as many as its shape says: a header may not ask for memory its sender did not send."""
+    for path, shape in masks.items():
+        sound = isinstance(shape, list) and all(isinstance(side, int) and side >= 0 for side in shape)
+        tensor = packet.tensors.get(path)
+        if not sound or tensor is None or tensor.dtype != torch.uint8 or tensor.numel() != -(-math.prod(shape) // 8):
+            raise PacketError(f"the packet's mask '{path}' is not as its header says")
 
 
 def assemble(shape: str, kind: type[T], parts: Parts) -> T:
@@ -220,7 +233,7 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
         fields = {f.name for f in dataclasses.fields(hint)}
         if set(_check(tree, dict, path)) != fields:
             raise PacketError(f"'{path or 'message'}' should have the fields {sorted(fields)}, not {sorted(tree)}")
-        values = {name: _build(tree[name], hints[name], _join(path, name), reader) for name in fields}
+        values = {name: _build(tree[name], hints[name], _field(path, name), reader) for name in fields}
         return hint(**values)  # type: ignore[operator]
     if origin in (dict, Mapping):
         return {key: _build(part, args[1], _join(path, key), reader) for key, part in _check(tree, dict, path).items()}

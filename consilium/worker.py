@@ -20,7 +20,7 @@ from consilium.machine import pick_device
 from consilium.method import Method
 from consilium.refusal import stamped
 from consilium.scores import Row
-from consilium.site import Predictor, Roster, Site, SiteCard
+from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard
 from consilium.store import MemoryShelf
 from consilium.study import Study
 from consilium.tree import Packet, flatten, unflatten
@@ -51,10 +51,10 @@ class Worker:
         own = kept.norm if kept else None
         got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
         uplink, memory = self.method.train(self.site, memory, got, head.round)
-        reply, own = self.norm.off(flatten(uplink), order)
+        reply, own = self.norm.off(flatten(uplink), order, own)
         # a memory later than the merged one was never merged; the best round's is wanted again at the end
         wanted = (merged, head.best.get(self.site.card.name, -1))
-        self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), keep=wanted)
+        self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), wanted)
         return stamped(reply, head, self.site.card.name)
 
     def _kept(self, round: int) -> Any | None:
@@ -96,9 +96,14 @@ class Worker:
         truths: list[Tensor] = []
         rows: list[Row] = []
         for batch in self.site.data.whole(split, 16):
-            answer = predictor.answer(batch.images)
+            answer = predictor.answer(batch.images, batch.volume)
+            if batch.volume:
+                marks = self.site.task.score(answer.output.transpose(0, 1), batch.truth, head.full)
+                rows += [row(volume_of(batch), mark.label, mark.metric, mark.value) for mark in marks]
             for i, case in enumerate(batch.cases):
-                marks = self.site.task.score(answer.output[i], batch.truth[i], head.full)
+                marks = self.site.task.score(answer.output[i], batch.truth[i], head.full and not batch.volume)
+                if batch.volume:  # slices without the organ have no score; the volume counts what is found there
+                    marks = [Mark(m.label, f"slice_{m.metric}", m.value) for m in marks if m.metric != "empty"]
                 rows += [row(case, mark.label, mark.metric, mark.value) for mark in marks]
                 choice = answer.choices[i]
                 if choice.chances:
@@ -107,8 +112,9 @@ class Worker:
                     if name in choice.chances:
                         right = max(choice.chances, key=choice.chances.__getitem__) == name
                         rows.append(row(case, "", "routed", float(right)))
-            outputs += list(answer.output)
-            truths += list(batch.truth)
+            if self.site.task.needs_all:
+                outputs += list(answer.output)
+                truths += list(batch.truth)
         rows += [row("", m.label, m.metric, m.value) for m in self.site.task.score_all(outputs, truths, head.full)]
         return iter(rows)
 
@@ -118,6 +124,11 @@ class Worker:
 
         self.release_file.parent.mkdir(parents=True, exist_ok=True)
         tree.write(release, self.release_file)
+
+
+def volume_of(batch: Batch) -> str:
+    """The name of the volume whose slices a batch holds."""
+    return batch.cases[0].rpartition("#")[0]
 
 
 # ---------------------------------------------------------------------------------------------- opening a site
@@ -158,7 +169,7 @@ def open_worker(study: Study, federation: Federation, site: SiteName, roster: Ro
     card = roster.get(site) or SiteCard(site, -1, 0, federation.labels)
     device = pick_device(study.local.device, card.index)
     task = study.task.on(device) if device != "cpu" else study.task
-    data = Cases(arrays, study.task_fields.augment, study.task_fields.patch)
+    data = Cases(arrays, study.task_fields.augment, study.task_fields.patch, bool(study.preprocess.slices))
     place = folder / "sites" / site
     return Worker(
         study.method,
@@ -166,7 +177,7 @@ def open_worker(study: Study, federation: Federation, site: SiteName, roster: Ro
         MemoryShelf(place / "memory", site),
         LocalNorm.of(task, study.local.batchnorm, site),
         member,
-        outside=not member and not study.pooled and site not in members_of(study, federation),
+        outside=not member and site not in members_of(study, federation) and site != POOLED,
         release_file=place / "release.safetensors",
     )
 
@@ -174,5 +185,5 @@ def open_worker(study: Study, federation: Federation, site: SiteName, roster: Ro
 def site_facts(study: Study, federation: Federation, site: SiteName) -> dict[str, Any]:
     """What a site says at roll call."""
     arrays = open_arrays(study, federation, site)
-    n = len(arrays.indices("train"))
+    n = len(Cases((arrays,), slices=bool(study.preprocess.slices)))
     return {"name": site, "n": n, "labels": list(annotated_at(study, federation, site)), "cases": len(arrays.cases)}

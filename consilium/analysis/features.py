@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from consilium.analysis.opening import OpenRun
-from consilium.errors import RunError, UserError
-from consilium.methods.routing import SuperModel
-from consilium.site import Predictor
+from consilium.errors import UserError
 from consilium.tasks.inference import on_bench
 
 Points = NDArray[np.float64]
@@ -40,24 +38,14 @@ class Features:
     seen: tuple[Seen, ...]
 
 
-def super_model(run: OpenRun, predictor: Predictor) -> SuperModel:
-    """The run's super model, or a sentence that it has none."""
-    if not isinstance(predictor, SuperModel):
-        raise RunError(
-            f"{run.path} has no selector: method '{run.study.method_name}' does not route images between models. "
-            "Give a run of fedsm."
-        )
-    return predictor
-
-
 def selector_features(run: OpenRun) -> Features:
     """Features of all cases of all sites, guests included."""
     rows: list[Tensor] = []
     seen: list[Seen] = []
     for name in run.sites:
         worker = run.worker(name)
-        model = super_model(run, run.predictor(worker))
-        network = on_bench(model.task, model.selector, "selector", list(model.personal))
+        model = run.super_model(worker)
+        network = on_bench(model.task, model.selector, "selector", model.classes)
         for split in SPLITS:
             for batch in worker.site.data.whole(split, 16):
                 rows.append(penultimate(network, batch.images.to(model.task.device)))
@@ -84,17 +72,19 @@ def laid_out(values: Points, way: str = "tsne", seed: int = 0) -> Points:
     """Features (n, features) as points (n, 2): t-SNE started from the principal components, or these alone."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     if way not in WAYS:
         raise UserError(f"features can be laid out by {' or '.join(WAYS)}, not by '{way}'.")
     if len(values) < 4:
         raise UserError(f"{len(values)} cases are too few to lay out; at least 4 are needed.")
+    if not np.ptp(values, axis=0).any():  # a selector that sees no difference at all
+        return np.zeros((len(values), 2))
     if values.shape[1] < 2:
         values = np.pad(values, ((0, 0), (0, 2 - values.shape[1])))
     perplexity = min(30.0, (len(values) - 1) / 3)  # about as many neighbours; it must stay below the number of cases
     with threadpool_limits(1):  # sums of several threads differ in their last bits, and t-SNE makes much of them
-        if way == "pca" or not values.std(axis=0).any():
+        if way == "pca":
             points = PCA(2, svd_solver="full").fit_transform(values)
         else:
             points = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)

@@ -1,4 +1,4 @@
-"""What the sites hold: one example image each, and how many cases, as figures 5 and 6 and tables 1, 2 and 8 of FedSM."""
+"""What the sites hold: an example image each, and how many cases: figures 5 and 6, tables 1, 2 and 8 of FedSM."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def total(found: Mapping[str, Count]) -> Count:
 def to_markdown(table: Counts, guests: list[str]) -> str:
     """Sites by splits; slices in brackets; guests are named and not in the sum."""
     inside = {site: row for site, row in table.items() if site not in guests}
-    lines = [(site, row) for site, row in inside.items()]
+    lines = list(inside.items())
     lines.append(("all sites", {split: total({site: row[split] for site, row in inside.items()}) for split in SPLITS}))
     lines += [(f"{site} (outside)", table[site]) for site in table if site in guests]
     head = ["site", *SPLITS, "all"]

@@ -9,8 +9,9 @@ propose: a step is then a share of the model's own size. Only parameters move, n
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from consilium.analysis.opening import OpenRun
 from consilium.errors import RunError, UserError
 from consilium.randomness import torch_generator
+from consilium.site import Site
 from consilium.weights import SiteName, Weights
 
 SPLITS = ("train", "test")
@@ -105,40 +107,45 @@ def _filter_scaled(drawn: Tensor, like: Tensor) -> Tensor:
     if like.dim() < 2:
         return torch.zeros_like(like)
     lengths = [tensor.flatten(1).norm(dim=1).clamp_min(1e-12) for tensor in (like, drawn)]
-    return drawn * (lengths[0] / lengths[1]).reshape(-1, *(1,) * (like.dim() - 1))
+    factors: Tensor = lengths[0] / lengths[1]
+    return drawn * factors.reshape(-1, *(1,) * (like.dim() - 1))
 
 
 def site_surfaces(
     runs: Sequence[OpenRun],
     site: SiteName,
-    radius: float,
-    points: int,
-    directions: int,
-    seed: int,
+    radius: float | None = None,
+    points: int = 21,
+    directions: int = 10,
+    seed: int = 0,
     filterwise: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, Surface]]:
-    """Model → split → surface, on one site's own cases, for every model of every run that serves this site."""
+    """Model → split → surface, on one site's own cases, for every model of every run that serves this site.
+
+    Without a radius: half the length of the first model, and filter by filter its whole length.
+    """
     found: dict[str, dict[str, Surface]] = {}
-    for run in runs:
-        worker = run.worker(site)
-        here, task = worker.site, worker.site.task
-        splits = [split for split in SPLITS if len(here.data.cases(split))]
-        if not splits:
-            raise RunError(f"site '{site}' has neither training nor test cases; choose another with --site.")
-        models = run.models(worker)
-        for kind, model in models.items():
-            name = run.name if len(models) == 1 else f"{run.name}: {kind} model"
-            for split in splits:
-                say(f"loss surface of {name}, {site}, {split}")
-
-                def loss_of(weights: Weights, split: str = split) -> float:
-                    return here.loss(weights, split)  # noqa: B023: used before the loop goes on
-
-                found.setdefault(name, {})[split] = surface(
-                    loss_of, model.weights, radius, points, directions, seed, task.parameters(), filterwise
-                )
+    for name, here, weights in _models(runs, site):
+        moved = here.task.parameters()
+        if radius is None:
+            radius = 1.0 if filterwise else float(f"{weights.split(moved.__contains__)[0].norm() / 2:.1g}")
+        for split in SPLITS:
+            if here.data.cases(split):
+                say(f"loss surface of {name}: {site}, {split}")
+                loss = partial(here.loss, split=split)
+                made = surface(loss, weights, radius, points, directions, seed, moved, filterwise)
+                found.setdefault(name, {})[split] = made
     if not found:
         names = ", ".join(run.name for run in runs)
-        raise RunError(f"{names} has no single network that serves site '{site}'; choose another with --site.")
+        raise RunError(f"{names}: there is no network, or there are no cases, for site '{site}'; try another --site.")
     return found
+
+
+def _models(runs: Sequence[OpenRun], site: SiteName) -> Iterator[tuple[str, Site, Weights]]:
+    """Every model that serves this site, by what figures call it, and the site to try it at."""
+    for run in runs:
+        worker = run.worker(site)
+        models = run.models(worker)
+        for kind, model in models.items():
+            yield run.name if len(models) == 1 else f"{run.name}: {kind} model", worker.site, model.weights

@@ -9,9 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from consilium.data.site_folder import Federation
 from consilium.envelope import card_from_json
 from consilium.errors import NotForOutsiders, RunError, StudyError
+from consilium.methods.routing import GLOBAL, EnsembleModel, SuperModel
 from consilium.reports.grouping import groups
 from consilium.reports.reading import RunView, read_run
 from consilium.run_folder import RunFolder
@@ -50,6 +53,7 @@ class OpenRun:
     def worker(self, site: SiteName) -> Worker:
         if site not in self.federation.sites:
             raise StudyError(f"there is no site '{site}'; the federation has {', '.join(self.federation.sites)}.")
+        torch.set_num_threads(self.study.local.threads)  # as in training and scoring: it changes the last bits
         return open_worker(self.study, self.federation, site, self.roster, self.path)
 
     def predictor(self, worker: Worker) -> Predictor:
@@ -58,6 +62,27 @@ class OpenRun:
         # a run fetched from a real federation has no memories: they are at the hospitals
         merged = self.merged.get(site, -1) if worker.shelf.folder.is_dir() else -1
         return worker.predictor(flatten(self.study.method.release(self.server, self.roster.get(site))), merged)
+
+    def super_model(self, worker: Worker) -> SuperModel:
+        """The models of a method with a selector and the selector itself, or a sentence that this one has none."""
+        predictor = self.predictor(worker)
+        parts = predictor.parts if isinstance(predictor, EnsembleModel) else predictor
+        if not isinstance(parts, SuperModel):
+            raise RunError(
+                f"{self.path} has no selector: method '{self.study.method_name}' does not choose between models. "
+                "Give a run of fedsm."
+            )
+        return parts
+
+    @property
+    def selects(self) -> bool:
+        return isinstance(self.predictor(self.worker(self.members[0])), (SuperModel, EnsembleModel))
+
+    @property
+    def thresholded(self) -> bool:
+        """Whether γ decides who answers; a selector that knows the global model as a class needs no threshold."""
+        predictor = self.predictor(self.worker(self.members[0]))
+        return isinstance(predictor, SuperModel) and GLOBAL not in predictor.classes
 
     def models(self, worker: Worker) -> dict[str, OneModel]:
         """The single networks this site could use, by the name of their kind: "global", "personal", "local" …"""
@@ -109,9 +134,7 @@ def open_run(path: Path, name: str = "") -> OpenRun:
     facts = read_json(path / "origin.json")
     roster = {site: card_from_json(card) for site, card in facts["members"].items()}
     best = folder.best(study.method) if (path / "server" / "best.json").exists() else None
-    return OpenRun(
-        path, name or study.name, study, study.federation(), roster, server, best.merged if best else {}
-    )
+    return OpenRun(path, name or study.name, study, study.federation(), roster, server, best.merged if best else {})
 
 
 def _check_federation(path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from consilium.analysis.features import super_model
 from consilium.analysis.opening import OpenRun
 from consilium.errors import RunError
 from consilium.methods.routing import GRID, SuperModel
@@ -141,19 +140,21 @@ def gamma_sweep(run: OpenRun, say: Callable[[str], None] = lambda _: None) -> Ga
     """Predict every validation and test case of every site with both models; γ itself then costs nothing."""
     cases: list[Routed] = []
     chosen = 0.0
+    if not run.thresholded:
+        raise RunError(f"{run.path} has no γ: method '{run.study.method_name}' sets no threshold. Give a run of fedsm.")
     for name in run.sites:
         worker = run.worker(name)
-        model = super_model(run, run.predictor(worker))
+        model = run.super_model(worker)
         chosen = model.confidence
+        say(f"global and personal models of {run.name} on {name}")
         for split in SPLITS:
-            say(f"both models on {name}, {split}")
             for batch in worker.site.data.whole(split, 16):
                 cases += _routed(model, batch, name, name in run.guests, split)
     return GammaSweep(tuple(sorted({*FINE_GRID, chosen})), chosen, tuple(cases))
 
 
 def _routed(model: SuperModel, batch: Batch, site: str, outside: bool, split: str) -> list[Routed]:
-    sites = list(model.personal)
+    sites = model.classes
     chances = model.chances(batch.images)
     shared = model.fallback.answer(batch.images).output
     liked = chances.argmax(1).tolist()

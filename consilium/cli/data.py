@@ -13,7 +13,7 @@ from consilium.errors import DataError, StudyError
 
 
 def phantom(
-    kind: Annotated[str, typer.Argument(help="What to draw: retina.")],
+    kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate.")],
     to: Annotated[Path, typer.Option(help="The federation's folder; it must be new or empty.", metavar="DIR")],
     cases: Annotated[
         int | None, typer.Option(help="All cases of all sites and splits; by default the paper's.")

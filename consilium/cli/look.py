@@ -32,16 +32,15 @@ def compare(runs: Runs, as_json: Json = False) -> None:
 
     Example: consilium compare runs/*
     """
-    from rich.console import Console
-
     from consilium.reports.reading import read_run
     from consilium.reports.tables import compare as compare_runs
+    from consilium.reports.tables import show
 
     comparison = compare_runs([read_run(run) for run in runs])
     if as_json:
         typer.echo(json.dumps(comparison.to_json(), allow_nan=False))
     else:
-        Console().print(comparison.to_rich())
+        show(comparison)
 
 
 def report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -11,8 +12,13 @@ from pathlib import Path
 import typer
 
 from consilium import __version__
-from consilium.cli import data, look, train, use
+from consilium.cli import analysis, data, exports, look, suites, train, use
 from consilium.errors import UserError, WorkError
+
+
+class Stopped(BaseException):
+    """Ctrl-C; not a KeyboardInterrupt, which typer would answer without a word."""
+
 
 app = typer.Typer(
     add_completion=False,
@@ -37,42 +43,58 @@ def _options(
     pass
 
 
-for module in (train, look, data, use):
+for module in (train, suites, look, analysis, data, use, exports):
     module.add_to(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit status 0 on success, 2 on a user's mistake, 1 on a failure in the work."""
+    interrupt = _Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        app(arguments)  # ends the process itself, with status 2 for a wrong option
+        app(arguments, prog_name="consilium")  # ends the process itself, with status 2 for a wrong option
         status = 0
-    except KeyboardInterrupt:
-        _say("stopped. What was committed is saved; `consilium resume RUN` goes on.")
-        status = 130
-    except UserError as error:
-        _say(str(error))
-        status = 2
-    except WorkError as error:
-        _say(str(error))
-        status = 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        status = 1
-    except Exception as error:
-        if os.environ.get("CONSILIUM_DEBUG"):
-            raise
-        _say(f"consilium failed: {type(error).__name__}: {error} (details in {_details()}; please report it)")
-        status = 1
+    except (Stopped, Exception) as error:
+        status = _ending(error, interrupt.seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
     sys.exit(status)
+
+
+class _Interrupt:
+    """Ends the command at Ctrl-C, and remembers it: a library may turn the exception into one of its own."""
+
+    seen = False
+
+    def __call__(self, *_: object) -> None:
+        self.seen = True
+        raise Stopped
+
+
+def _ending(error: BaseException, stopped: bool) -> int:
+    """Say why the command ends, and with which status."""
+    if stopped:
+        _say("stopped. What was committed is saved; `consilium resume RUN` goes on.")
+        return 130
+    if isinstance(error, (UserError, WorkError)):
+        _say(str(error))
+        return 2 if isinstance(error, UserError) else 1
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    if os.environ.get("CONSILIUM_DEBUG"):
+        raise error
+    _say(f"consilium failed: {type(error).__name__}: {error} (details in {_details(error)}; please report it)")
+    return 1
 
 
 def _say(sentence: str) -> None:
     typer.echo(f"consilium: {sentence}", err=True)
 
 
-def _details() -> Path:
+def _details(error: BaseException) -> Path:
     with tempfile.NamedTemporaryFile("w", prefix="consilium-", suffix=".log", delete=False) as file:
-        traceback.print_exc(file=file)
+        traceback.print_exception(error, file=file)
     return Path(file.name)
 
 

@@ -17,7 +17,7 @@ class Progress:
     """Follows the journal of one run after another."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, markup=False)
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
         self._fancy = self.console.is_terminal and not quiet
         self._board = _Board()
@@ -34,13 +34,13 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(text, soft_wrap=True)  # a path cut by a line break cannot be copied
 
     def show(self, event: Mapping[str, Any]) -> None:
         """One event of a journal."""
         line = self._board.take(event)
         if line:
-            self.console.print(line)
+            self.say(line)
         elif self._fancy:
             self._live.update(self._board.table())
 
@@ -63,7 +63,8 @@ class _Board:
             )  # fmt: skip
             verb = "training" if what == "start" else f"going on after round {event['round']} of"
             cases = ", ".join(f"{name} {n}" for name, n in event["sites"].items())
-            return f"{event['method']}: {verb} {event['rounds']} rounds at {len(event['sites'])} sites ({cases})"
+            many = f"{event['rounds']} round{'s' if event['rounds'] != 1 else ''}"
+            return f"{event['method']}: {verb} {many} at {len(event['sites'])} sites ({cases})"
         if what == "warning":
             return f"note: {event['text']}"
         if what in ("lost", "refused"):
@@ -74,7 +75,9 @@ class _Board:
             if event["loss"] is not None:
                 facts["losses"][event["site"]] = event["loss"]
         if what == "round":
-            facts["done"], facts["phase"] = event["round"], event["phase"]
+            if event["round"] > facts["rounds"]:
+                return f"  {event['phase']}: done"
+            facts["done"] = event["round"]
         if what == "score":
             return self._score(event)
         if what == "finish":

@@ -79,7 +79,7 @@ def resume(
 
 def demo(
     to: Annotated[Path, typer.Option(help="Where data, runs, predictions and report.html go.")] = Path("demo"),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 0,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each method; by default 100.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the data and the training.")] = 0,
     workers: Workers = None,
 ) -> None:
@@ -93,13 +93,15 @@ def demo(
 
 
 def _print(result: Any, as_json: bool) -> None:
-    from consilium.reporting import write_report
+    from consilium import reporting
+    from consilium.run_folder import disk_errors
 
     if as_json:
         typer.echo(json.dumps({"run": str(result.folder), **result.summary}))
         return
     if not (result.folder / "report.html").exists():
-        write_report([result.folder], result.folder / "report.html")
+        with disk_errors(result.folder):
+            reporting.write_report([result.folder], result.folder / "report.html")
     head = result.summary["headline"]
     if "site_mean" in head:
         typer.echo(

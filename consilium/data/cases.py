@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,48 +21,82 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where one case lies: a site's arrays, the case's index, and of a volume taken apart the slice."""
+
+    part: SiteArrays
+    index: int
+    slice: int | None = None
+
+    @property
+    def name(self) -> str:
+        name = self.part.cases[self.index].name
+        return name if self.slice is None else f"{name}#{self.slice:03d}"
+
+    def image(self) -> Array:
+        image = self.part.image(self.index)
+        return image if self.slice is None else image[:, self.slice]
+
+    def truth(self) -> Any:
+        truth = self.part.truth(self.index)
+        return truth if self.slice is None or isinstance(truth, int) else truth[self.slice]
+
+
+@dataclass(frozen=True)
 class Cases:
     """The cases of one site, or of several as one (pooled training); files were decoded when the cache was made."""
 
     parts: tuple[SiteArrays, ...]
     augmentations: tuple[str, ...] = ()
     patch: tuple[int, ...] = ()  # train on patches of this size; () takes whole images
+    slices: bool = False  # volumes are taken apart along their first axis; training sees slices with a label only
 
     def __len__(self) -> int:
-        return sum(len(part.indices("train")) for part in self.parts)
+        return sum(map(len, self._training))
 
     def cases(self, split: str) -> Sequence[str]:
-        return [part.cases[i].name for part, i in self._places(split)]
+        return [part.cases[i].name for part in self.parts for i in part.indices(split)]
 
-    def _places(self, split: str) -> list[tuple[SiteArrays, int]]:
-        return [(part, i) for part in self.parts for i in part.indices(split)]
+    @cached_property
+    def _training(self) -> list[list[Place]]:
+        """The training cases, part by part."""
+        return [[place for i in part.indices("train") for place in self._taken_apart(part, i)] for part in self.parts]
+
+    def _taken_apart(self, part: SiteArrays, i: int) -> list[Place]:
+        if not self.slices:
+            return [Place(part, i)]
+        labelled = np.asarray(part.truth(i)).any(axis=(1, 2))
+        return [Place(part, i, int(z)) for z in np.flatnonzero(labelled)]
 
     def batches(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """All training cases once, in a seeded order, in batches of nearly equal size.
 
         Pooled sites make as many steps as they would apart: the sum of ⌈n_k / B⌉.
         """
-        places = self._places("train")
-        count = sum(-(-len(part.indices("train")) // batch_size) for part in self.parts)
+        places = [place for part in self._training for place in part]
+        count = sum(-(-len(part) // batch_size) for part in self._training)
         order = numpy_generator(seed, epoch).permutation(len(places))
         for chunk in np.array_split(order, count) if count else []:
             yield _batch([self._training_case(places[i], derive(seed, epoch, int(i))) for i in chunk])
 
-    def _training_case(self, place: tuple[SiteArrays, int], seed: int) -> tuple[Array, Any, str]:
-        part, i = place
-        image, truth = part.image(i), part.truth(i)
+    def _training_case(self, place: Place, seed: int) -> tuple[Array, Any, str]:
+        image, truth = place.image(), place.truth()
         mask = truth if isinstance(truth, np.ndarray) else None
         if self.patch:
             image, mask = _patch(image, mask, self.patch, numpy_generator(seed, "patch"))
         if self.augmentations:
             image, mask = augment(image, mask, self.augmentations, derive(seed, "augment"))
-        return image, truth if mask is None else mask, part.cases[i].name
+        return image, truth if mask is None else mask, place.name
 
     def whole(self, split: str, batch_size: int) -> Iterator[Batch]:
-        """Unaugmented whole cases in table order; only neighbours of one shape share a batch."""
+        """Unaugmented whole cases in table order; neighbours of one shape share a batch, a volume's slices are one."""
         group: list[tuple[Array, Any, str]] = []
-        for part, i in self._places(split):
-            case = (part.image(i), part.truth(i), part.cases[i].name)
+        for place in (Place(part, i) for part in self.parts for i in part.indices(split)):
+            if self.slices:
+                slices = [Place(place.part, place.index, z) for z in range(place.image().shape[1])]
+                yield replace(_batch([(s.image(), s.truth(), s.name) for s in slices]), volume=True)
+                continue
+            case = (place.image(), place.truth(), place.name)
             if group and (len(group) == batch_size or case[0].shape != group[0][0].shape):
                 yield _batch(group)
                 group = []

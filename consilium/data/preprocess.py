@@ -34,6 +34,7 @@ class Preprocess:
     spacing: tuple[float, ...] = ()  # resample volumes to this, in mm; empty keeps the spacing
     crop: str = "none"  # "foreground": the bounding box of intensity above its minimum, with a margin of 4 voxels
     window: tuple[float, ...] = ()  # (low, high): clip intensities to this; empty clips nothing
+    slices: str = ""  # "axial": volumes are trained and predicted slice by slice; `size` is then (row, column)
     normalise: str = "unit"  # "unit": 0..1 by type, window or the case's range; "zscore": per case and channel; "none"
 
     def __post_init__(self) -> None:
@@ -45,7 +46,11 @@ class Preprocess:
                 raise StudyError(f"[preprocess] {key} is {list(values)}; give 2 or 3 numbers above zero.")
         if self.window and (len(self.window) != 2 or self.window[0] >= self.window[1]):
             raise StudyError(f"[preprocess] window is {list(self.window)}; give a low and a higher number.")
-        for key, word, words in (("crop", self.crop, CROPS), ("normalise", self.normalise, NORMALISATIONS)):
+        for key, word, words in (
+            ("crop", self.crop, CROPS),
+            ("normalise", self.normalise, NORMALISATIONS),
+            ("slices", self.slices, ("", "axial")),
+        ):
             if word not in words:
                 raise StudyError(f"[preprocess] {key} is {word!r}; it is one of {', '.join(words)}.")
 
@@ -75,7 +80,8 @@ class Undo:
 def forward(picture: Picture, how: Preprocess) -> tuple[NDArray[np.float32], Undo]:
     """A picture (channels, *spatial) as the float32 array that training sees, and how to go back."""
     original = picture.array.shape[1:]
-    for key, values in (("size", how.size), ("spacing", how.spacing)):
+    plane = bool(how.slices and how.size)  # the number of slices stays as it is
+    for key, values in (("size", ((0,) if plane else ()) + how.size), ("spacing", how.spacing)):
         if values and len(values) != len(original):
             raise StudyError(f"[preprocess] {key} has {len(values)} numbers; the images have {len(original)} axes.")
     resampled = _resampled_shape(picture, how.spacing)
@@ -83,7 +89,7 @@ def forward(picture: Picture, how: Preprocess) -> tuple[NDArray[np.float32], Und
     box = _foreground(array) if how.crop == "foreground" else tuple((0, side) for side in resampled)
     array = array[(slice(None), *(slice(start, stop) for start, stop in box))]
     array = _normalise(array, how, picture.array.dtype)
-    final = how.size or array.shape[1:]
+    final = (array.shape[1], *how.size) if plane else how.size or array.shape[1:]
     undo = Undo(original, resampled, box, final)
     return np.ascontiguousarray(_resize(array, final), dtype=np.float32), undo
 

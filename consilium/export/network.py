@@ -75,10 +75,10 @@ def _own_class(study: Study, whole: nn.Module) -> Portable:
     kind = type(study.network)
     fields: Any = study.network
     arguments = ", ".join(f"{f.name}={getattr(fields, f.name)!r}" for f in dataclasses.fields(fields))
-    build = f"build({study.facts.dimensions}, {study.facts.channels}, {outputs_of(study)})"
-    config = {"network_def": f"${kind.__module__}.{kind.__qualname__}({arguments}).{build}"}
+    build = f"build({study.task.dimensions}, {study.facts.channels}, {outputs_of(study)})"
+    config = {"network_def": f"${kind.__name__}({arguments}).{build}"}
     package = kind.__module__.partition(".")[0]
-    return Portable(whole, config, imports=(f"$import {kind.__module__}",), packages=(package,))
+    return Portable(whole, config, imports=(f"$from {kind.__module__} import {kind.__name__}",), packages=(package,))
 
 
 def _plain(value: Any) -> Any:

@@ -10,9 +10,11 @@ from consilium.tasks.segmentation import Segmentation
 
 Transform = dict[str, Any]
 
+# MONAI widens 16-bit pixels to int32; a NIfTI header still tells them (512) from stored int32
 _BY_TYPE = (
-    "$lambda x: x.float() / (255 if x.dtype == torch.uint8 else 65535) "
-    "if x.dtype in (torch.uint8, torch.uint16) else monai.transforms.ScaleIntensity()(x.float())"
+    "$lambda x: x.float() / 255 if x.dtype == torch.uint8 else x.float() / 65535 "
+    "if x.dtype in (torch.uint16, torch.int32) and x.meta.get('datatype', 512) == 512 "
+    "else monai.transforms.ScaleIntensity()(x.float())"
 )
 _ABOVE_MINIMUM = "$lambda x: x > x.amin(tuple(range(1, x.ndim)), keepdim=True)"
 
@@ -32,15 +34,16 @@ def preprocessing(study: Study, divisor: int) -> list[Transform]:
     # MONAI's readers give (x, y, z), consilium's (z, y, x)
     steps.append(_step("Transposed", indices=backwards))
     if how.crop == "foreground":
-        crop = {"select_fn": _ABOVE_MINIMUM, "margin": MARGIN, "allow_smaller": True}
+        crop: Transform = {"select_fn": _ABOVE_MINIMUM, "margin": MARGIN, "allow_smaller": True}
         steps.append(_step("CropForegroundd", source_key="image", **crop))
     steps += _intensities(how)
     if how.size:
         mode = "bilinear" if axes == 2 else "trilinear"
-        size = list(how.size)
+        size = [*[-1] * (axes - len(how.size)), *how.size]  # -1: the number of slices stays as it is
         steps.append(_step("Resized", spatial_size=size, mode=mode, align_corners=False, anti_aliasing=True))
     if divisor > 1 and not study.task_fields.patch:
-        steps.append(_step("DivisiblePadd", k=divisor, method="end", mode="edge"))
+        sides = [*[1] * (axes - study.task.dimensions), *[divisor] * study.task.dimensions]
+        steps.append(_step("DivisiblePadd", k=sides, method="end", mode="edge"))
     return steps
 
 
@@ -60,11 +63,10 @@ def postprocessing(study: Study) -> list[Transform]:
     task = study.task
     if not isinstance(task, Segmentation):
         return [_step("AsDiscreted", "pred", argmax=True)]
-    back = _step(
-        "Invertd", "pred", transform="@preprocessing", orig_keys="image", nearest_interp=False, to_tensor=True
-    )
+    back = _step("Invertd", "pred", transform="@preprocessing", orig_keys="image", nearest_interp=False, to_tensor=True)
     if task.overlapping:
-        values = [i + 1 for i in sorted(range(len(task.labels)), key=lambda i: -len(task.values[i]))]
+        inside = [len(task.contains.get(label, ())) for label in task.labels]
+        values = [i + 1 for i in sorted(range(len(inside)), key=lambda i: -inside[i])]
         # outer structures first, so that inner ones overwrite them
         nested = (
             f"$lambda x: functools.reduce(lambda mask, v: torch.where(x[v - 1 : v] > 0, v, mask), {values}, "
@@ -75,17 +77,21 @@ def postprocessing(study: Study) -> list[Transform]:
         decide = _step("AsDiscreted", "pred", argmax=True)
     save = _step(
         "SaveImaged", "pred", output_dir="@output_dir", output_postfix="mask", separate_folder=False, resample=False,
-        output_ext=".png" if task.dimensions == 2 else ".nii.gz", output_dtype="$torch.uint8",
+        output_ext=".png" if study.facts.dimensions == 2 else ".nii.gz", output_dtype="$torch.uint8",
     )  # fmt: skip
     return [back, decide, save]
 
 
 def inferer(study: Study, divisor: int) -> Transform:
+    """Whole images, sliding windows, or a volume slice by slice."""
     fields = study.task_fields
-    if not fields.patch:
-        return {"_target_": "SimpleInferer"}
     window = [side + -side % divisor for side in fields.patch]
-    return {"_target_": "SlidingWindowInferer", "roi_size": window, "sw_batch_size": 4, "overlap": fields.overlap}
+    sliding = {"sw_batch_size": 4, "overlap": fields.overlap}
+    if study.preprocess.slices:
+        return {"_target_": "SliceInferer", "spatial_dim": 0, "roi_size": window or [-1, -1], **sliding}
+    return (
+        {"_target_": "SlidingWindowInferer", "roi_size": window, **sliding} if window else {"_target_": "SimpleInferer"}
+    )
 
 
 def differences(study: Study, divisor: int) -> list[str]:
@@ -93,16 +99,18 @@ def differences(study: Study, divisor: int) -> list[str]:
     how, found = study.preprocess, []
     if how.size:
         found.append(
-            "Where an image shrinks, MONAI smooths with a Gaussian and then interpolates; the model was trained on images "
-            "averaged with a triangle. Enlarging is the same."
+            "Where an image shrinks, MONAI smooths with a Gaussian and interpolates; where a prediction shrinks on its "
+            "way back, it only interpolates. The training averaged with a triangle. Enlarging is the same."
         )
     if how.spacing:
         found.append(
-            "MONAI resamples from the first voxel's centre, the training kept the image's outer edges: the grids may differ "
-            "by up to half a voxel and one voxel in size."
+            "MONAI resamples from the first voxel's centre, the training kept the image's outer edges: the grids may "
+            "differ by up to half a voxel and one voxel in size."
         )
     if how.normalise == "unit" and not how.window and (how.spacing or how.crop != "none"):
-        found.append("Intensities of other types than 8 and 16 bits are scaled before resampling and cropping, not after.")
+        found.append(
+            "Intensities of other types than 8 and 16 bits are scaled before resampling and cropping, not after."
+        )
     if any(side % divisor for side in study.task_fields.patch):
         found.append(f"Windows are rounded up to multiples of {divisor}; the training padded each window instead.")
     return found

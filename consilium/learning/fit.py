@@ -46,6 +46,7 @@ class Fit:
 
     weights: Weights
     steps: int
+    cases: int  # seen, over all epochs
     loss: float  # mean over cases, of the loss without penalty
     state: OptimizerState | None
     gradient: Weights | None = None
@@ -54,11 +55,12 @@ class Fit:
 def fit(site: Site, jobs: Mapping[str, Job], round: Round) -> dict[str, Fit]:
     """Train every job on the site's batches of this round; data are read and augmented once per batch."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(site.generator(round, "dropout").initial_seed())
         runs = {name: _Run(site, job, slot, round) for slot, (name, job) in enumerate(jobs.items())}
-        for batch in site.batches(round):
+        for number, batch in enumerate(site.batches(round)):
             batch = placed(batch, site)
+            seed = site.generator(round, f"dropout {number}").initial_seed()
             for run in runs.values():
+                torch.manual_seed(seed)  # what a job drops does not depend on the jobs beside it
                 run.learn(batch)
     return {name: run.result() for name, run in runs.items()}
 
@@ -144,7 +146,9 @@ class _Run:
     def result(self) -> Fit:
         gradient = None if self.job.step else self._mean_gradient()
         state = read_state(self.optimizer, self.names, self.parameters) if self.job.step else None
-        return Fit(Weights(self.module.state_dict()), self.steps, self.total / max(1, self.cases), state, gradient)
+        return Fit(
+            Weights(self.module.state_dict()), self.steps, self.cases, self.total / max(1, self.cases), state, gradient
+        )
 
     def _mean_gradient(self) -> Weights:
         gradients = {}

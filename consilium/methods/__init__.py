@@ -10,6 +10,7 @@ from consilium.methods.fedavg_local import FedAvgLocal
 from consilium.methods.fedprox import FedProx
 from consilium.methods.fedprox_finetune import FedProxFinetune
 from consilium.methods.fedsm import FedSM
+from consilium.methods.fedsm_extra import FedSMEnsemble, FedSMExtra
 from consilium.methods.local import Local
 from consilium.methods.per_fedavg import PerFedAvg
 from consilium.methods.pfedme import PFedMe
@@ -23,6 +24,8 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "fedsm": FedSM,
+    "fedsm-extra": FedSMExtra,
+    "fedsm-ensemble": FedSMEnsemble,
     "fedavg-finetune": FedAvgFinetune,
     "fedprox-finetune": FedProxFinetune,
     "fedavg-local": FedAvgLocal,

@@ -31,7 +31,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class APFL(Method):
-    """w descends f(w), v descends f(v̄) with v̄ = α v + (1 − α) w: parameters are mixed, not outputs."""
+    """Each site mixes a model of its own with the shared one: v̄ = α v + (1 − α) w, parameters, not outputs."""
 
     mix: float = 0.5  # α: how much of the personal model is the site's own
     adaptive: bool = False  # α follows ⟨v − w, ∇f(v̄)⟩ at every step, clipped to [0, 1]

@@ -14,7 +14,7 @@ from consilium.weights import SiteName, mean
 
 @dataclass(frozen=True)
 class FedAvg(GlobalModel):
-    """w = Σ (n_k / n) w_k over the sites that answered."""
+    """One shared model, averaged by numbers of cases: w = Σ (n_k / n) w_k over the sites that answered."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-efficient learning of deep networks (AISTATS 2017)"
 

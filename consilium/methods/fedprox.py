@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from consilium.weights import SiteName, Weights, mean
 
 @dataclass(frozen=True)
 class FedProx(GlobalModel):
-    """The loss of a site gains (μ/2) ‖w − w_g‖²; μ = 0 is FedAvg."""
+    """FedAvg whose sites are held near the shared model: their loss gains (μ/2) ‖w − w_g‖²; μ = 0 is FedAvg."""
 
     mu: float = 0.01  # μ, the strength of the pull to the shared model
 
@@ -28,7 +29,7 @@ class FedProx(GlobalModel):
     )
 
     def __post_init__(self) -> None:
-        if not self.mu >= 0:
+        if not 0 <= self.mu < math.inf:
             raise StudyError(f"[method] mu = {self.mu}: it cannot be negative; 0 is FedAvg.")
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ class FedProxFinetune(FineTuned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu >= 0:
+        if not 0 <= self.mu < math.inf:
             raise StudyError(f"[method] mu = {self.mu}: it cannot be negative; 0 is FedAvg-FT.")
 
     def job(self, site: Site, got: Weights) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -13,20 +13,36 @@ from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job, OptimizerState, fit
 from consilium.learning.server_step import adam_step
 from consilium.method import Best, Method, Phase, message
-from consilium.methods.routing import SuperModel, calibration, chosen_confidence
+from consilium.methods.apfl import APFL, apfl_round
+from consilium.methods.fedavg_finetune import FedAvgFinetune
+from consilium.methods.finetuned import ADAPT, finetuned
+from consilium.methods.per_fedavg import PerFedAvg, meta_adapted, meta_round
+from consilium.methods.pfedme import PFedMe, moreau_round
+from consilium.methods.routing import GRID, SuperModel, calibration, chosen_confidence
 from consilium.site import Batch, Local, Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
+
+PARTNERS: dict[str, type[Method]] = {
+    "finetune": FedAvgFinetune,
+    "apfl": APFL,
+    "perfedavg": PerFedAvg,
+    "pfedme": PFedMe,
+}  # table 6: personal models by another method; their fields go into `personal_fields`
 
 
 @dataclass(frozen=True)
 class FedSM(Method):
-    """Algorithms 1 and 2: w_g and w_s are averaged by cases, personal models are pulled softly towards each other."""
+    """A global model, a personal model per site (SoftPull), and a selector that routes each image (Algorithms 1, 2)."""
 
     pull: float = 0.7  # λ in (0, 1]: how much of its own model a site keeps; 1/K is uniform averaging, 1 local training
     confidence: float | str = "tuned"  # γ in [0, 1]: at or below it, an image goes to the global model
+    selector_training: str = "synchronised"  # "moments" (as published), "paper" (as printed; it fails)
     selector_lr: float = 1e-3  # η_s
     optimizer_state: str = "kept"  # of the global and the personal model, at the site; or "fresh" every round
+    route: str = "volume"  # volumes trained as slices: one model for all slices of a volume, or "slice" by slice
     best: str = "each"  # every model keeps its own best round on validation; "joint": one round for all
+    personal: str = "softpull"  # "finetune", "apfl", "perfedavg", "pfedme": personal models by another method
+    personal_fields: Mapping[str, Any] = field(default_factory=dict)  # the fields of that other method
 
     paper: ClassVar[str] = "Xu et al., Closing the generalization gap of cross-silo federated segmentation (CVPR 2022)"
     headline: ClassVar[str] = "super"
@@ -43,6 +59,7 @@ class FedSM(Method):
         personal: Mapping[SiteName, Weights]  # w_{p,k}
         selector: Weights  # w_s
         selector_state: OptimizerState | None
+        shared: Weights | None  # the common model of Per-FedAvg or pFedMe, if personal models come from them
         confidence: float  # γ
         n: Mapping[SiteName, int]  # training cases; the sites' order is the selector's class order
 
@@ -59,13 +76,17 @@ class FedSM(Method):
         global_: Weights | None
         personal: Weights | None  # the site's own
         selector: Weights | None
+        selector_state: OptimizerState | None  # with selector_training = "moments"
+        shared: Weights | None
         trial: FedSM.Release | None  # in the calibrate phase: the super model to try thresholds on
 
     @message
     class Uplink:
         global_: Weights | None
         personal: Weights | None
-        selector_gradient: Weights | None  # mean over the site's training cases
+        selector: Weights | None  # its mean gradient over the site's training cases; trained, unless synchronised
+        selector_state: OptimizerState | None
+        shared: Weights | None
         scores: tuple[float, ...]  # in the calibrate phase: the sum of validation scores for every γ of the grid
         cases: int  # and how many cases that is
         loss: float
@@ -75,6 +96,8 @@ class FedSM(Method):
     class Memory:
         global_state: OptimizerState | None
         personal_state: OptimizerState | None
+        own: Weights | None  # APFL's v
+        mix: float  # APFL's α
 
     def __post_init__(self) -> None:
         if not 0 < self.pull <= 1:
@@ -83,17 +106,38 @@ class FedSM(Method):
             raise StudyError(f"[method] confidence = {self.confidence!r}: γ is a number in [0, 1], or 'tuned'.")
         if not isinstance(self.confidence, str) and not 0 <= self.confidence <= 1:
             raise StudyError(f"[method] confidence = {self.confidence}: γ must be in [0, 1], or 'tuned'.")
-        if self.optimizer_state not in ("kept", "fresh"):
-            raise StudyError(f"[method] optimizer_state = {self.optimizer_state!r}: it must be one of kept, fresh.")
-        if self.best not in ("each", "joint"):
-            raise StudyError(f"[method] best = {self.best!r}: it must be one of each, joint.")
+        choices = {
+            "selector_training": ("synchronised", "moments", "paper"),
+            "optimizer_state": ("kept", "fresh"),
+            "route": ("volume", "slice"),
+            "best": ("each", "joint"),
+            "personal": ("softpull", *PARTNERS),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise StudyError(f"[method] {name} = {getattr(self, name)!r}: it must be one of {', '.join(allowed)}.")
         if not self.selector_lr > 0:
             raise StudyError(f"[method] selector_lr = {self.selector_lr}: it must be positive.")
+        _ = self.partner  # refuses wrong personal_fields
+
+    @property
+    def partner(self) -> Any:
+        """The method that makes the personal models, if it is not SoftPull."""
+        if self.personal == "softpull":
+            if self.personal_fields:
+                raise StudyError("[method] personal_fields go with another `personal` than softpull.")
+            return None
+        kind = PARTNERS[self.personal]
+        known = [f.name for f in fields(kind)]
+        for name in self.personal_fields:
+            if name not in known:
+                raise StudyError(f"[method] personal_fields.{name}: {self.personal} has the fields {', '.join(known)}.")
+        return kind(**self.personal_fields)
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
         if len(roster) < 2:
             raise StudyError("FedSM needs at least two sites; with one, use 'local'.")
-        if self.pull < 1 / len(roster):
+        if self.personal == "softpull" and self.pull < 1 / len(roster):
             return [
                 f"pull = {self.pull} is below 1/K = {1 / len(roster):.3f}: the other sites then weigh more in a "
                 "personal model than its own site."
@@ -101,54 +145,132 @@ class FedSM(Method):
         return []
 
     def phases(self, rounds: int) -> list[Phase]:
-        calibrate = [Phase("calibrate", 1, counts=False, from_best=True)] if self.confidence == "tuned" else []
-        return [Phase("train", rounds), *calibrate]
+        adapt = [ADAPT] if self.personal in ("finetune", "perfedavg") else []
+        calibrate = [Phase("calibrate", 1, counts=False, from_best=not adapt)] if self.confidence == "tuned" else []
+        return [Phase("train", rounds), *adapt, *calibrate]
 
     def remember(self, site: Site) -> Memory:
-        return self.Memory(None, None)
+        apfl = self.personal == "apfl"
+        return self.Memory(None, None, site.task.initial() if apfl else None, self.partner.mix if apfl else 0.0)
 
     def start(self, task: Task, roster: Roster) -> Server:
         gamma = 0.0 if isinstance(self.confidence, str) else float(self.confidence)
         model, selector = task.initial(), task.initial("selector", labels=list(roster))
+        shared = model if self.personal in ("perfedavg", "pfedme") else None
         n = {name: card.n for name, card in roster.items()}
-        return self.Server(model, dict.fromkeys(roster, model), selector, None, gamma, n)
+        return self.Server(model, dict.fromkeys(roster, model), selector, None, shared, gamma, n)
 
     def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
         if round.phase == "calibrate":
-            return self.Downlink(None, None, None, self.release(server, site))
-        return self.Downlink(server.global_, server.personal[site.name], server.selector, None)
+            return self.Downlink(None, None, None, None, None, self.release(server, site))
+        if round.phase == "adapt":
+            return self.Downlink(server.global_, None, None, None, server.shared, None)
+        own = server.personal[site.name] if self.personal == "softpull" else None
+        state = server.selector_state if self.selector_training == "moments" else None
+        return self.Downlink(server.global_, own, server.selector, state, server.shared, None)
+
+    # ------------------------------------------------------------------------------------ at the site
 
     def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
         if got.trial is not None:
             scores, cases = calibration(self.deploy(site.task, memory, got.trial), site)
-            return self.Uplink(None, None, None, scores, cases, 0.0, 0), memory
-        assert got.global_ is not None and got.personal is not None and got.selector is not None
+            return self._uplink(scores=scores, cases=cases), memory
+        assert got.global_ is not None
+        if round.phase == "adapt":
+            return self._uplink(personal=self._adapted(site, got, round)), memory
+        assert got.selector is not None
         kept = self.optimizer_state == "kept"
-        jobs = {
-            "global": Job(got.global_, state=memory.global_state if kept else None),
-            "personal": Job(got.personal, state=memory.personal_state if kept else None),
-            "selector": selector_job(got.selector, site),
-        }
+        jobs = {"selector": selector_job(got.selector, site, self.selector_training, self.selector_lr)}
+        if self.personal != "apfl":
+            jobs["global"] = Job(got.global_, state=memory.global_state if kept else None)
+        if got.personal is not None:
+            jobs["personal"] = Job(got.personal, state=memory.personal_state if kept else None)
         done = fit(site, jobs, round)
-        uplink = self.Uplink(
-            done["global"].weights, done["personal"].weights, done["selector"].gradient, (), 0,
-            done["personal"].loss, done["personal"].steps,
-        )  # fmt: skip
-        return uplink, self.Memory(_state(done["global"], kept), _state(done["personal"], kept))
+        selector, state = self._selector(done["selector"], got)
+        sent: dict[str, Any] = {"selector": selector, "selector_state": state}
+        own, mix = memory.own, memory.mix
+        if "global" in done:
+            sent["global_"] = done["global"].weights
+        if "personal" in done:
+            sent["personal"] = done["personal"].weights
+        if self.personal == "apfl":
+            assert own is not None
+            turn = apfl_round(site, got.global_, own, mix, self.partner.adaptive, round)
+            sent["global_"], sent["personal"], own, mix = turn.shared, turn.personal, turn.own, turn.mix
+        if self.personal == "perfedavg" and got.shared is not None:
+            sent["shared"], _, _ = meta_round(site, got.shared, self.partner, round)
+        if self.personal == "pfedme" and got.shared is not None:
+            sent["shared"], sent["personal"], _, _ = moreau_round(site, got.shared, self.partner, round)
+        first = done.get("personal") or done.get("global") or done["selector"]
+        memory = self.Memory(_state(done.get("global"), kept), _state(done.get("personal"), kept), own, mix)
+        return self._uplink(**sent, loss=first.loss, steps=first.steps), memory
+
+    def _adapted(self, site: Site, got: Downlink, round: Round) -> Weights:
+        """In the adapt phase: the site's own version of the best common model; the super model needs everyone's."""
+        assert got.global_ is not None
+        if self.personal == "perfedavg":
+            assert got.shared is not None
+            return meta_adapted(site, got.shared, self.partner.inner_lr, self.partner.adapt_steps, round)
+        return finetuned(site, got.global_, self.partner.finetune_epochs, self.partner.finetune_lr, round).weights
+
+    def _selector(self, done: Fit, got: Downlink) -> tuple[Weights | None, OptimizerState | None]:
+        if self.selector_training == "synchronised":
+            return done.gradient, None
+        if self.selector_training == "paper":
+            return done.weights, None
+        # the published code: one Adam step per epoch on the *sum* of the gradients, moments travel
+        assert done.gradient is not None
+        assert got.selector is not None
+        return adam_step(got.selector, done.gradient * done.cases, got.selector_state, self.selector_lr)
+
+    def _uplink(self, **sent: Any) -> Uplink:
+        nothing: dict[str, Any] = {
+            "global_": None, "personal": None, "selector": None, "selector_state": None, "shared": None,
+            "scores": (), "cases": 0, "loss": 0.0, "steps": 0,
+        }  # fmt: skip
+        return self.Uplink(**{**nothing, **sent})
+
+    # ------------------------------------------------------------------------------------ at the server
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         if round.phase == "calibrate":
             gamma = chosen_confidence([(r.scores, r.cases) for _, r in sorted(replies.items())])
             return self._with(server, confidence=server.confidence if gamma is None else gamma)
-        gradient = mean({name: r.selector_gradient for name, r in replies.items()}, server.n)  # type: ignore[misc]
-        selector, state = adam_step(server.selector, gradient, server.selector_state, self.selector_lr)
+        personal: dict[SiteName, Any] = {k: r.personal for k, r in replies.items() if r.personal is not None}
+        if round.phase == "adapt":
+            return self._with(server, personal={**server.personal, **personal})
+        global_ = mean({name: r.global_ for name, r in replies.items()}, server.n)  # type: ignore[misc]
+        shared = server.shared
+        if shared is not None:
+            average = mean({k: r.shared for k, r in replies.items()}, dict.fromkeys(replies, 1.0))  # type: ignore[misc]
+            beta = self.partner.server_mix if self.personal == "pfedme" else 1.0
+            shared = shared * (1 - beta) + average * beta
+        if self.personal == "softpull":
+            personal = pulled(personal, self.pull)
+        elif self.personal in ("finetune", "perfedavg"):  # until they are adapted
+            personal = dict.fromkeys(server.personal, global_ if shared is None else shared)
+        selector, state = self._merged_selector(server, replies)
         return self._with(
             server,
-            global_=mean({name: r.global_ for name, r in replies.items()}, server.n),  # type: ignore[misc]
-            personal={**server.personal, **pulled({k: r.personal for k, r in replies.items()}, self.pull)},  # type: ignore[misc]
+            global_=global_,
+            personal={**server.personal, **personal},
             selector=selector,
             selector_state=state,
+            shared=shared,
         )
+
+    def _merged_selector(
+        self, server: Server, replies: Mapping[SiteName, Uplink]
+    ) -> tuple[Weights, OptimizerState | None]:
+        average = mean({name: r.selector for name, r in replies.items()}, server.n)  # type: ignore[misc]
+        if self.selector_training == "synchronised":
+            return adam_step(server.selector, average, server.selector_state, self.selector_lr)
+        states = {name: r.selector_state for name, r in replies.items() if r.selector_state is not None}
+        if not states:
+            return average, None
+        first = next(iter(states.values()))
+        slots = {slot: mean({k: s.slots[slot] for k, s in states.items()}, server.n) for slot in first.slots}
+        return average, OptimizerState(max(state.step for state in states.values()), slots)
 
     def _with(self, server: Server, **changed: Any) -> Server:
         return self.Server(**{**vars(server), **changed})
@@ -158,9 +280,8 @@ class FedSM(Method):
         return self.Release(server.global_, server.personal, server.selector, server.confidence, home)
 
     def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
-        return SuperModel(
-            task, released.global_, released.personal, released.selector, released.confidence, released.home
-        )
+        parts = (released.global_, released.personal, released.selector, released.confidence, released.home)
+        return SuperModel(task, *parts, route=self.route)
 
     def keep(self, best: Best, now: Best) -> Best:
         """Each model keeps its own best round: w_g by pooled validation, w_{p,k} by its site's, w_s by routing."""
@@ -181,9 +302,11 @@ class FedSM(Method):
 
         # a selector that routes as well a round later is surer of itself, and γ is about how sure it is
         newer = better("super:routed", ties_to_later=True)
+        common = better("global:pooled")
         server = self._with(
             old,
-            global_=new.global_ if better("global:pooled") else old.global_,
+            global_=new.global_ if common else old.global_,
+            shared=new.shared if common else old.shared,
             personal={k: w if better(f"personal/{k}") else old.personal[k] for k, w in new.personal.items()},
             selector=new.selector if newer else old.selector,
             selector_state=new.selector_state if newer else old.selector_state,
@@ -192,12 +315,22 @@ class FedSM(Method):
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         if round.phase == "calibrate":
-            return self.Uplink(None, None, None, (), 0, 0.0, 0)
-        model, selector = task.shape(), task.shape("selector", labels=list(roster))
-        return self.Uplink(model, model, selector, (), 0, 0.0, 0)
+            return self._uplink(scores=(0.0,) * len(GRID))
+        model = task.shape()
+        if round.phase == "adapt":
+            return self._uplink(personal=model)
+        selector = task.shape("selector", labels=list(roster))
+        sent: dict[str, Any] = {"global_": model, "selector": selector}
+        if self.personal in ("softpull", "apfl", "pfedme"):
+            sent["personal"] = model
+        if self.personal in ("perfedavg", "pfedme"):
+            sent["shared"] = model
+        if self.selector_training == "moments":
+            sent["selector_state"] = OptimizerState(0, {"exp_avg": selector, "exp_avg_sq": selector})
+        return self._uplink(**sent)
 
 
-def selector_job(selector: Weights, site: Site) -> Job:
+def selector_job(selector: Weights, site: Site, training: str, lr: float) -> Job:
     """Equation 2: the right answer for every image of a site is the site itself."""
     sites = list(site.roster)
     own = sites.index(site.card.name)
@@ -206,7 +339,7 @@ def selector_job(selector: Weights, site: Site) -> Job:
         target = torch.full((len(batch.cases),), own, device=output.device)
         return torch.nn.functional.cross_entropy(output.float(), target)
 
-    return Job(selector, kind="selector", labels=sites, loss=loss, step=False)
+    return Job(selector, kind="selector", labels=sites, loss=loss, step=training == "paper", lr=lr)
 
 
 def pulled(personal: Mapping[SiteName, Weights], pull: float) -> dict[SiteName, Weights]:
@@ -228,5 +361,5 @@ def pulled(personal: Mapping[SiteName, Weights], pull: float) -> dict[SiteName, 
     return {name: Weights.over(tensors) for name, tensors in result.items()}
 
 
-def _state(done: Fit, kept: bool) -> OptimizerState | None:
-    return done.state if kept else None
+def _state(done: Fit | None, kept: bool) -> OptimizerState | None:
+    return done.state if done is not None and kept else None

@@ -79,7 +79,9 @@ class Local(Method):
         return WithOthers(own, elsewhere=tuple(models.values()))
 
     def keep(self, best: Best, now: Best) -> Best:
-        """Each site keeps its own best round."""
+        """Each site keeps its own best round; models that are not shared are kept by the round best for all."""
+        if not self.share_local_parts:
+            return super().keep(best, now)
         local, valid = dict(best.server.local), dict(best.valid)
         for name, weights in now.server.local.items():
             key = f"local/{name}"
@@ -96,5 +98,5 @@ class Elsewhere(Predictor):
 
     model, of, when = "local", "", "trained"
 
-    def answer(self, images: Any) -> Any:
+    def answer(self, images: Any, volume: bool = False) -> Any:
         raise NotForOutsiders("local training has no model for a hospital outside; name one with --site.")

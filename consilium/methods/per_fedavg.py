@@ -20,7 +20,10 @@ from consilium.weights import SiteName, Weights, mean
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
-    """Meta-steps w ← w − β (I − α ∇²f(w; D'')) ∇f(w − α ∇f(w; D); D'), each on batches of its own."""
+    """A shared model from which one step on a site's own cases makes a good personal one.
+
+    Meta-steps w ← w − β (I − α ∇²f(w; D'')) ∇f(w − α ∇f(w; D); D'), each on batches of its own.
+    """
 
     inner_lr: float = 0.01  # α, of the adaptation
     hessian: str = "first-order"  # drops the second-order term; "free": by a difference of gradients

@@ -15,7 +15,7 @@ from consilium.weights import SiteName, Weights, mean
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """θ nearly minimises f(θ) + (λ/2) ‖θ − w‖²; then w ← w − η λ (w − θ). θ is the model that is kept and scored."""
+    """Personal models θ that stay near the shared w: θ nearly minimises f(θ) + (λ/2) ‖θ − w‖², w ← w − η λ (w − θ)."""
 
     strength: float = 15.0  # λ
     inner_steps: int = 5  # K steps towards θ on every batch

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from consilium.errors import StudyError
-from consilium.site import Answer, Choice, OneModel, Predictor, Site, Task
+from consilium.site import Answer, Batch, Choice, OneModel, Predictor, Site, Task
 from consilium.weights import SiteName, Weights
 
+GLOBAL = "(global)"  # the selector's class of the global model; no site can be called that
 GRID = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # of γ; 0: never global, 1: always
 
 
@@ -27,17 +29,21 @@ class SuperModel(Predictor):
         selector: Weights,
         confidence: float,
         home: SiteName,
+        with_global: bool = False,
+        route: str = "volume",
     ) -> None:
+        self.route = route  # "volume": the slices of a volume go to one model; "slice": each to its own
         self.task, self.selector, self.confidence, self.home = task, selector, confidence, home
+        self.classes = [*([GLOBAL] if with_global else []), *personal]  # FedSM-extra's selector knows the global model
         self.fallback = OneModel(task, global_, "global")
         self.personal = {name: OneModel(task, weights, "personal", name) for name, weights in personal.items()}
 
     def chances(self, images: Tensor) -> Tensor:
         """The selector's probabilities, (batch, sites)."""
-        return self.task.infer(self.selector, images, "selector", labels=list(self.personal)).softmax(1)
+        return self.task.infer(self.selector, images, "selector", labels=self.classes).softmax(1)
 
-    def answer(self, images: Tensor) -> Answer:
-        choices = [self._choice(row) for row in self.chances(images)]
+    def answer(self, images: Tensor, volume: bool = False) -> Answer:
+        choices = [self._choice(row) for row in self.routed(self.chances(images), volume)]
         groups: dict[str, list[int]] = {}
         for i, choice in enumerate(choices):
             groups.setdefault(choice.of, []).append(i)
@@ -50,15 +56,19 @@ class SuperModel(Predictor):
         assert output is not None
         return Answer(output, tuple(choices))
 
+    def routed(self, chances: Tensor, volume: bool) -> Tensor:
+        """The probabilities that decide: of a volume routed as one, the mean over its slices."""
+        return chances.mean(0, keepdim=True).expand_as(chances) if volume and self.route == "volume" else chances
+
     def _choice(self, chances: Tensor) -> Choice:
-        sites = list(self.personal)
         top = int(chances.argmax())
-        sure = float(chances[top])
-        table = {site: float(chance) for site, chance in zip(sites, chances)}
+        name, sure = self.classes[top], float(chances[top])
+        table = {site: float(chance) for site, chance in zip(self.classes, chances)}
+        if name == GLOBAL:
+            return Choice("global", "", sure, f"the selector chose the global model ({sure:.3f})", table)
         if sure > self.confidence:
-            why = f"most like {sites[top]} ({sure:.3f} > {self.confidence:g})"
-            return Choice("personal", sites[top], sure, why, table)
-        why = f"not sure of any site (at most {sites[top]} with {sure:.3f} <= {self.confidence:g})"
+            return Choice("personal", name, sure, f"most like {name} ({sure:.3f} > {self.confidence:g})", table)
+        why = f"not sure of any site (at most {name} with {sure:.3f} <= {self.confidence:g})"
         return Choice("global", "", sure, why, table)
 
     def others(self) -> Sequence[Predictor]:
@@ -71,24 +81,65 @@ class SuperModel(Predictor):
         return self.personal[site]
 
 
+class EnsembleModel(Predictor):
+    """All models answer, averaged by the selector's probabilities."""
+
+    model, of, when = "ensemble", "", "merged"
+
+    def __init__(
+        self,
+        task: Task,
+        global_: Weights,
+        personal: Mapping[SiteName, Weights],
+        selector: Weights,
+        home: SiteName,
+    ) -> None:
+        self.parts = SuperModel(task, global_, personal, selector, 0.0, home, with_global=True)
+
+    def answer(self, images: Tensor, volume: bool = False) -> Answer:
+        parts = self.parts
+        chances = parts.routed(parts.chances(images), volume)
+        outputs = [model.answer(images).output for model in (parts.fallback, *parts.personal.values())]
+        tables = [{name: float(chance) for name, chance in zip(parts.classes, row)} for row in chances]
+        choices = tuple(Choice("ensemble", "", max(table.values()), "all models, weighed", table) for table in tables)
+        return Answer(parts.task.blend(outputs, chances), choices)
+
+    def others(self) -> Sequence[Predictor]:
+        return self.parts.others()
+
+    def of_site(self, site: SiteName) -> Predictor:
+        return self.parts.of_site(site)
+
+
 def calibration(predictor: Predictor, site: Site) -> tuple[tuple[float, ...], int]:
     """For every γ of the grid the sum of validation scores at this site, and the number of cases."""
     assert isinstance(predictor, SuperModel)
     sums, cases = [0.0] * len(GRID), 0
     for batch in site.data.whole("valid", site.local.batch_size):
-        chances = predictor.chances(batch.images)
+        chances = predictor.routed(predictor.chances(batch.images), batch.volume)
         common = predictor.fallback.answer(batch.images).output
-        for i, row in enumerate(chances):
-            own = list(predictor.personal.values())[int(row.argmax())]
-            scores = [
-                _headline(site.task, output, batch.truth[i])
-                for output in (common[i], own.answer(batch.images[i : i + 1]).output[0])
-            ]
+        own = common.clone()
+        for top in sorted(set(chances.argmax(1).tolist())):
+            members = (chances.argmax(1) == top).nonzero()[:, 0]
+            own[members] = predictor.personal[predictor.classes[top]].answer(batch.images[members]).output
+        for sure, *scores in _candidates(site.task, batch, chances.max(1).values, common, own, predictor.route):
             if None in scores:
                 continue
-            sums = [total + scores[float(row.max()) > gamma] for total, gamma in zip(sums, GRID)]  # type: ignore[operator]
+            sums = [total + scores[sure > gamma] for total, gamma in zip(sums, GRID)]
             cases += 1
     return tuple(sums), cases
+
+
+def _candidates(
+    task: Task, batch: Batch, sure: Tensor, common: Tensor, own: Tensor, route: str
+) -> Iterator[tuple[Any, ...]]:
+    """How sure the selector is, and the scores of the global and the chosen personal model: by image or by volume."""
+    if batch.volume and route == "volume":
+        both = [_headline(task, output.transpose(0, 1), batch.truth) for output in (common, own)]
+        yield float(sure[0]), *both
+        return
+    for i in range(len(batch.images)):
+        yield float(sure[i]), *(_headline(task, output[i], batch.truth[i]) for output in (common, own))
 
 
 def _headline(task: Task, output: Tensor, truth: Tensor) -> float | None:

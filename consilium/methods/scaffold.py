@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +16,10 @@ from consilium.weights import SiteName, Weights, mean
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Option II of the paper, with plain SGD: y ← y − η (∇f(y) − c_i + c), c_i ← c_i − c + (x − y) / (steps η)."""
+    """Control variates correct every local step for the drift of its site (option II, plain SGD).
+
+    y ← y − η (∇f(y) − c_i + c), then c_i ← c_i − c + (x − y) / (steps η).
+    """
 
     lr: float = 0.0  # η; 0 takes the study's [local] lr
 
@@ -53,7 +57,7 @@ class Scaffold(Method):
         global_: Weights
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
+        if not 0 <= self.lr < math.inf:
             raise StudyError(f"[method] lr = {self.lr}: it must be positive, or 0 for the study's [local] lr.")
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:

@@ -11,7 +11,7 @@ from consilium.errors import StudyError
 NORMS = {
     "instance": ("instance", {"affine": True}),
     "batch": ("batch", {}),
-    "group": ("group", {"num_groups": 4}),
+    "group": ("group", {"num_groups": 1}),  # one group: MONAI also normalises the outputs, however many there are
 }
 
 
@@ -29,8 +29,10 @@ class UNet:
             raise StudyError(f"[task] widths = {list(self.widths)}: at least two positive numbers are needed.")
         if self.norm not in NORMS:
             raise StudyError(f"[task] norm = {self.norm!r}: it must be one of {', '.join(NORMS)}.")
-        if self.norm == "group" and any(width % 4 for width in self.widths):
-            raise StudyError("[task] widths must be multiples of 4 for norm = 'group'.")
+        if self.residual_units < 0:
+            raise StudyError(f"[task] residual_units = {self.residual_units}: it cannot be negative.")
+        if not 0 <= self.dropout < 1:
+            raise StudyError(f"[task] dropout = {self.dropout}: it must be in [0, 1).")
 
     def build(self, dimensions: int, channels: int, outputs: int) -> nn.Module:
         from monai.networks.nets import UNet as MonaiUNet

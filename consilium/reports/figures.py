@@ -26,7 +26,7 @@ TRUTH, PREDICTION = "#56B4E9", "#F0E442"
 WIDTH = 10.0  # inches: 960 pixels, the width of the page
 
 # what a selector can choose, and its shade
-_ROLES = (("the site's own model", "#0072B2"), ("the global model", "#c4c4c4"), ("another site's model", "#f2c49b"))
+ROLES = (("the site's own model", "#0072B2"), ("the global model", "#c4c4c4"), ("another site's model", "#f2c49b"))
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so a page looks the same wherever it is made
@@ -94,7 +94,7 @@ def learning_curves(
     """Validation scores over rounds: the site mean large, each site small; `bound` is pooled training's best."""
     sites = sorted({site for curve in curves.values() for site in curve.sites})
     rows = max(2, math.ceil(len(sites) / 3))
-    with _figure(height=max(3.7, 1.5 * rows + 0.6)) as figure:
+    with sheet(height=max(3.7, 1.5 * rows + 0.6)) as figure:
         left, right = figure.subfigures(1, 2, width_ratios=[1, 1.15], squeeze=False)[0]
         main = left.subplots()
         _curves_panel(main, {name: c.site_mean for name, c in curves.items()}, curves, colour, bound, lower)
@@ -128,7 +128,7 @@ def heat(
 
     names = list(values)
     grid = np.array([[values[name].get(column, math.nan) for column in columns] for name in names], dtype=float)
-    with _figure(height=0.9 + 0.36 * len(names), width=min(WIDTH, 2.6 + 0.95 * len(columns))) as figure:
+    with sheet(height=0.9 + 0.36 * len(names), width=min(WIDTH, 2.6 + 0.95 * len(columns))) as figure:
         axes = figure.subplots()
         shades = matplotlib.colormaps["Blues_r" if lower else "Blues"].with_extremes(bad="#f4f4f4")
         low, high = _range(grid)
@@ -152,19 +152,19 @@ def selection_bars(frequencies: Mapping[str, Mapping[str, float]]) -> Figure:
     from matplotlib.patches import Patch
 
     sites = list(frequencies)
-    with _figure(height=1.1 + 0.36 * len(sites)) as figure:
+    with sheet(height=1.1 + 0.36 * len(sites)) as figure:
         axes = figure.subplots()
         for i, site in enumerate(sites):
             start = 0.0
-            for choice, share in sorted(frequencies[site].items(), key=lambda item: (_role(item[0], site), -item[1])):
-                fill = _ROLES[_role(choice, site)][1]
+            for choice, share in sorted(frequencies[site].items(), key=lambda item: (role_of(item[0], site), -item[1])):
+                fill = ROLES[role_of(choice, site)][1]
                 axes.barh(i, share, left=start, height=0.7, color=fill, edgecolor="white", linewidth=1.5)
                 _bar_text(axes, start, share, i, choice, site)
                 start += share
         axes.set_yticks(range(len(sites)), sites)
         axes.set(xlim=(0, 1), xlabel="share of test cases")
         figure.legend(
-            handles=[Patch(color=fill, label=name) for name, fill in _ROLES],
+            handles=[Patch(color=fill, label=name) for name, fill in ROLES],
             loc="outside upper left",
             ncols=3,
             frameon=False,
@@ -172,13 +172,13 @@ def selection_bars(frequencies: Mapping[str, Mapping[str, float]]) -> Figure:
             handleheight=1,
         )
         axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-        _bare(axes)
+        bare(axes)
         return figure
 
 
 def gap(dots: Sequence[Dot], what: str, bound: float | None = None) -> Figure:
     """Site means as dots with intervals, the first on top; `bound` is a dashed line."""
-    with _figure(height=0.8 + 0.32 * len(dots)) as figure:
+    with sheet(height=0.8 + 0.32 * len(dots)) as figure:
         axes = figure.subplots()
         for i, dot in enumerate(dots):
             if dot.low is not None and dot.high is not None:
@@ -203,7 +203,7 @@ def gap(dots: Sequence[Dot], what: str, bound: float | None = None) -> Figure:
         axes.grid(axis="x")
         axes.set(xlabel=f"test {what}, mean over sites")
         axes.margins(x=0.04)
-        _bare(axes)
+        bare(axes)
         axes.set_ylim(len(dots) - 0.5, -0.5)
         return figure
 
@@ -216,7 +216,7 @@ def cost_bars(costs: Sequence[Cost], colour: Mapping[str, str]) -> Figure:
         ("time", "minutes", "min"),
         ("peak memory", "memory_mb", "MB"),
     )
-    with _figure(height=0.9 + 0.3 * len(costs)) as figure:
+    with sheet(height=0.9 + 0.3 * len(costs)) as figure:
         for axes, (title, field, unit) in zip(figure.subplots(1, 4, sharey=True), panels, strict=True):
             values = [getattr(cost, field) for cost in costs]
             axes.barh(range(len(costs)), values, height=0.62, color=[colour[cost.name] for cost in costs])
@@ -226,7 +226,7 @@ def cost_bars(costs: Sequence[Cost], colour: Mapping[str, str]) -> Figure:
             axes.xaxis.set_visible(False)
             axes.spines["bottom"].set_visible(False)
             axes.set_yticks(range(len(costs)), [cost.name for cost in costs])
-            _bare(axes)
+            bare(axes)
         return figure
 
 
@@ -238,12 +238,12 @@ def overlay(
 ) -> Figure:
     """An image (H, W) or (H, W, 3) with the outlines of the truth, solid, and of the prediction, dashed."""
     height, width = image.shape[:2]
-    with _figure(height=2.4 * height / width + 0.35, width=2.4) as figure:
+    with sheet(height=2.4 * height / width + 0.35, width=2.4) as figure:
         axes = figure.subplots()
-        axes.imshow(_shown(image), cmap="gray", vmin=0, vmax=1)
+        axes.imshow(as_picture(image), cmap="gray", vmin=0, vmax=1)
         for masks, colour, dash in ((truth, TRUTH, "solid"), (prediction, PREDICTION, "dashed")):
             for mask in masks.values():
-                _outline(axes, mask, colour, dash)
+                outline(axes, mask, colour, dash)
         axes.set_axis_off()
         axes.set_title(title)
         scores = [f"{label} {dice(truth[label], prediction[label]):.3f}" for label in truth if label in prediction]
@@ -268,7 +268,7 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"] = "svg", dpi: int = 144
 
 
 @contextmanager
-def _figure(height: float, width: float = WIDTH) -> Iterator[Figure]:
+def sheet(height: float, width: float = WIDTH) -> Iterator[Figure]:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -289,7 +289,7 @@ def _settle(figure: Figure) -> None:
         axes.set_position((round(x, 5), round(y, 5), round(width, 5), round(height, 5)))
 
 
-def _bare(axes: Axes) -> None:
+def bare(axes: Axes) -> None:
     """Names in the margin are enough: no left axis, first line on top."""
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -394,7 +394,7 @@ def _frame(i: int, j: int) -> Any:
     return Rectangle((j - 0.46, i - 0.44), 0.92, 0.88, fill=False, edgecolor=INK, linewidth=1.1)
 
 
-def _role(choice: str, site: str) -> int:
+def role_of(choice: str, site: str) -> int:
     """0: the site's own model, 1: the global one, 2: another site's."""
     if choice == "global":
         return 1
@@ -403,10 +403,10 @@ def _role(choice: str, site: str) -> int:
 
 def _bar_text(axes: Axes, start: float, share: float, i: int, choice: str, site: str) -> None:
     percent = f"{100 * share:.0f} %"
-    texts = [f"{choice.rpartition('/')[2]} {percent}"] if _role(choice, site) == 2 else []
+    texts = [f"{choice.rpartition('/')[2]} {percent}"] if role_of(choice, site) == 2 else []
     fitting = [text for text in [*texts, percent] if 0.009 * len(text) < share]
     if fitting:
-        tint = "white" if _role(choice, site) == 0 else INK
+        tint = "white" if role_of(choice, site) == 0 else INK
         axes.text(start + share / 2, i, fitting[0], ha="center", va="center", fontsize=8, color=tint)
 
 
@@ -414,7 +414,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
 
 
-def _shown(image: NDArray[Any]) -> NDArray[np.float64]:
+def as_picture(image: NDArray[Any]) -> NDArray[np.float64]:
     """Any range of values to 0..1; bytes as they are, else between the 1st and 99th percentile."""
     if image.dtype == np.uint8:
         return np.asarray(image / 255.0)
@@ -423,7 +423,7 @@ def _shown(image: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(scaled.clip(0, 1))
 
 
-def _outline(axes: Axes, mask: NDArray[np.bool_], colour: str, dash: str) -> None:
+def outline(axes: Axes, mask: NDArray[np.bool_], colour: str, dash: str) -> None:
     if not mask.any():
         return
     from matplotlib.patheffects import withStroke

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _ORDER: dict[str, int] = {"bound": 0, "elsewhere": 1, "local": 2, "federated": 3}
+WIDE = 118  # columns of a terminal that holds six sites with intervals
 _DIGITS = 4  # as in the papers; ties are ties of what is printed
 
 LineKind = Literal["bound", "elsewhere", "local", "federated"]
@@ -80,14 +81,14 @@ class Comparison:
         top = (min if lower_is_better(self.metric) else max)(round(cell.value, _DIGITS) for cell in found.values())
         return frozenset(name for name, cell in found.items() if round(cell.value, _DIGITS) == top)
 
-    def to_rich(self) -> Table:
-        """For the terminal."""
+    def to_rich(self, width: int = WIDE) -> Table:
+        """For a terminal of this width; a narrow one gets three digits and no interval."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text as RichText
 
         table = Table(title=self.title, caption=self.caption, caption_justify="left", box=SIMPLE_HEAD)
-        head, *body = self.grid()
+        head, *body = self.grid(compact=width < WIDE)
         for i, cell in enumerate(head):  # folded, because a number cut short would be another number
             table.add_column(cell.text, justify="right" if i else "left", overflow="fold")
         for line, cells in zip(self.lines, body, strict=True):
@@ -138,21 +139,26 @@ class Comparison:
             parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
         return " ".join(parts)
 
-    def grid(self) -> list[list[Text]]:
+    def grid(self, compact: bool = False) -> list[list[Text]]:
         """Heads and lines as texts, the same for every way of showing the table."""
-        intervals = any(line.interval for line in self.lines)
+        intervals = any(line.interval for line in self.lines) and not compact
+        digits = 3 if compact else _DIGITS
         seeds = any(line.count > 1 for line in self.lines)
         head = [Text("method")] + ([Text("seeds")] if seeds else [])
         for column in self.columns:
             head += [Text(column.title)] + ([Text("95 % interval")] if intervals and column == SITE_MEAN else [])
         leaders = {column: self.best(column) for column in self.columns}
-        return [head] + [self._line(line, leaders, intervals, seeds) for line in self.lines]
+        return [head] + [self._line(line, leaders, intervals, seeds, digits) for line in self.lines]
 
-    def _line(self, line: Line, leaders: Mapping[Column, frozenset[str]], intervals: bool, seeds: bool) -> list[Text]:
+    def _line(
+        self, line: Line, leaders: Mapping[Column, frozenset[str]], intervals: bool, seeds: bool, digits: int
+    ) -> list[Text]:
         texts = [Text(line.name)] + ([Text(str(line.count))] if seeds else [])
         for column in self.columns:
             cell = line.cells.get(column)
-            texts.append(Text(cell.text() if cell else "–", line.kind == "federated" and line.name in leaders[column]))
+            texts.append(
+                Text(cell.text(digits) if cell else "–", line.kind == "federated" and line.name in leaders[column])
+            )
             if intervals and column == SITE_MEAN:
                 texts.append(Text("{:.3f} – {:.3f}".format(*line.interval) if line.interval else ""))
         return texts
@@ -311,3 +317,12 @@ def _values(line: Line, kind: str) -> dict[str, Any]:
 def _markdown(cell: Text) -> str:
     text = cell.text.replace("|", "\\|").replace("\n", " ")
     return f"**{text}**" if cell.bold else text
+
+
+def show(comparison: Comparison) -> None:
+    """Print the table; a file or a pipe gets it whole, a terminal as much as fits."""
+    from rich.console import Console
+
+    console = Console()
+    width = console.width if console.is_terminal else max(console.width, 160)
+    Console(width=width).print(comparison.to_rich(width))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from consilium.data.phantoms import write_phantom
+from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
+from consilium.methods import ALIASES
 from consilium.reports.grouping import NAMES
-from consilium.store import read_json, write_json
+from consilium.run_folder import RunFolder
+from consilium.scores import MEAN
 from consilium.study import Study, make_study
-from consilium.suites.reading import Lists, MethodPart, Settings, Suite
-
-RECORD = "phantom.json"  # beside a drawn federation: how it was drawn
+from consilium.suites.drawing import federation
+from consilium.suites.reading import MethodPart, Suite
+from consilium.suites.settings import Lists, Settings
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,14 @@ def reference(suite: Suite) -> Row:
     wanted = {"method": wanted} if isinstance(wanted, str) else wanted
     if not isinstance(wanted, Mapping) or not isinstance(wanted.get("method"), str):
         raise StudyError('[suite] reference: write a method, or {method = "fedsm", "method.pull" = 0.7}.')
+    method = ALIASES.get(wanted["method"], wanted["method"])
     settings = {key: value for key, value in wanted.items() if key != "method"}
     for row in found:
-        if row.method == wanted["method"] and settings.items() <= dict(row.settings).items():
+        if row.method == method and settings.items() <= dict(row.settings).items():
             return row
-    raise StudyError(f"[suite] reference = {wanted}: there is no such row; the rows are {', '.join(r.name for r in found)}.")
+    raise StudyError(
+        f"[suite] reference = {wanted}: there is no such row; the rows are {', '.join(r.name for r in found)}."
+    )
 
 
 def _part(suite: Suite, method: str) -> MethodPart:
@@ -109,70 +114,41 @@ def _combinations(suite: Suite, method: str, lists: Lists) -> list[Settings]:
 
 
 def study_of(suite: Suite, planned: Planned) -> Study:
-    """The study of a run; suites with the same base share their runs, because a run's name does not hold the suite's."""
+    """The study of a run; its name does not hold the suite's, so suites with the same base share runs."""
     tables = {section: dict(table) for section, table in suite.base.items()}
     method, row = planned.row.method, planned.row
     own = tables.get("method", {})  # [method] of the base counts for the method it names
-    tables["method"] = {**(own if own.get("name") == method else {}), "name": method}
+    named = ALIASES.get(str(own.get("name")), own.get("name"))
+    tables["method"] = {**(own if named == method else {}), "name": method}
     for settings in (_part(suite, method).fixed, row.settings, planned.chosen):
         for key, value in settings.items():
             section, _, name = key.partition(".")
             tables.setdefault(section, {})[name] = value
     title = str(tables.get("study", {}).get("name", ""))
-    named = f"{title}-{method.replace(':', '-')}" if title else ""
-    tables["study"] = {**tables.get("study", {}), "name": named, "seed": planned.seed}
+    name = f"{title}-{method.replace(':', '-')}" if title else ""
+    tables["study"] = {**tables.get("study", {}), "name": name, "seed": planned.seed}
     place = federation(suite, planned.seed)
     if place is not None:
         tables["data"] = {**tables.get("data", {}), "federation": str(place)}
     return make_study(tables, suite.beside)
 
 
-def check(suite: Suite, only: Sequence[Row]) -> None:
-    """Every study of the suite is made once before any is run, so that a mistake costs no training."""
-    for row in only:
+def check(suite: Suite) -> None:
+    """Make every study of the suite once before any is run, so that a mistake costs no training."""
+    reference(suite)
+    for row in rows(suite):
         for chosen in candidates(suite, row):
-            study_of(suite, Planned(row, chosen, suite.choose_seed))
+            study = study_of(suite, Planned(row, chosen, suite.choose_seed))
+            known = (*study.facts.labels, MEAN)
+            for label in suite.heading.labels:
+                if label not in known:
+                    raise StudyError(f"[suite] labels: the federation has no label '{label}'; {nearest(label, known)}")
 
 
-def federation(suite: Suite, seed: int) -> Path | None:
-    """Where the phantom of a seed is or will be; None if the suite draws none."""
-    if suite.phantom is None:
-        return None
-    name = f"{suite.phantom.to}-s{seed}" if suite.phantom.each_seed else suite.phantom.to
-    places = [Path.cwd() / name, suite.path.parent / name]
-    return next((place for place in places if place.is_dir()), places[0]).resolve()
+def folder_of(study: Study, runs: Path) -> Path:
+    """Where a study's run is or will be."""
+    return RunFolder.path_of(study, runs)
 
 
-def seeds(suite: Suite) -> list[int]:
-    """All seeds, that of the choices first."""
-    return list(dict.fromkeys([suite.choose_seed, *suite.heading.seeds]))
-
-
-def missing(suite: Suite) -> dict[Path, int]:
-    """Federations to draw, and the seed of their patients."""
-    phantom = suite.phantom
-    if phantom is None:
-        return {}
-    places = {federation(suite, seed): seed + phantom.seed if phantom.each_seed else phantom.seed for seed in seeds(suite)}
-    return {place: drawn for place, drawn in places.items() if place is not None and not _there(suite, place, drawn)}
-
-
-def draw(suite: Suite, place: Path, seed: int) -> None:
-    assert suite.phantom is not None
-    write_phantom(suite.phantom.kind, place, suite.phantom.cases or None, suite.phantom.size or None, seed)
-    write_json(_facts(suite, seed), place / RECORD)
-
-
-def _there(suite: Suite, place: Path, seed: int) -> bool:
-    """Whether a federation is drawn; one drawn otherwise than the suite says is refused."""
-    if not place.is_dir():
-        return False
-    record = place / RECORD
-    if record.exists() and (found := read_json(record)) != _facts(suite, seed):
-        raise StudyError(f"{place} was drawn as {found}, not as [phantom] says; delete it or write another `to`.")
-    return True
-
-
-def _facts(suite: Suite, seed: int) -> dict[str, Any]:
-    assert suite.phantom is not None
-    return {"kind": suite.phantom.kind, "cases": suite.phantom.cases, "size": suite.phantom.size, "seed": seed}
+def finished(folder: Path) -> bool:
+    return (folder / "summary.json").exists()

@@ -1,35 +1,24 @@
-"""A suite file as frozen dataclasses; every mistake is refused in a sentence, unknown keys with the nearest valid name."""
+"""A suite file as frozen dataclasses; every mistake is refused in a sentence."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from consilium.data.phantoms import PHANTOMS
-from consilium.data.preprocess import Preprocess
 from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.scores import MEAN
-from consilium.site import Local
-from consilium.study import Plan, Source, _fill, _imported
-
-Settings = Mapping[str, Any]  # "local.lr" → value
-Lists = Mapping[str, tuple[Any, ...]]  # "local.lr" → the values to try
+from consilium.study import fill, imported
+from consilium.suites.settings import STUDY, Lists, Settings, read_lists, read_settings, refuse_twice
 
 SECTIONS = ("suite", "base", "grid", "choose", "methods", "phantom", "paper")
-_STUDY = ("study", "data", "preprocess", "task", "local", "method", "release")
-_KINDS: dict[str, Any] = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local}
-_MADE = {
-    "study.seed": "seeds are in [suite] seeds",
-    "study.name": "a run is named by its base study and its method",
-    "method.name": "methods are in [suite] methods",
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class Heading:
             values = getattr(self, key)
             if not values:
                 raise StudyError(f"[suite] {key} is empty: name at least one.")
-            _once(values, f"[suite] {key}")
+            refuse_twice(values, f"[suite] {key}")
         if min(self.seeds) < 0 or self.choose_seed < -1:
             raise StudyError("[suite] seeds and choose_seed: seeds are whole numbers from 0 on.")
 
@@ -69,7 +58,9 @@ class Phantom:
 
     def __post_init__(self) -> None:
         if self.kind not in PHANTOMS:
-            raise StudyError(f"[phantom] kind = '{self.kind}': there is no such phantom; {nearest(self.kind, PHANTOMS)}")
+            raise StudyError(
+                f"[phantom] kind = '{self.kind}': there is no such phantom; {nearest(self.kind, PHANTOMS)}"
+            )
         for key in ("cases", "size", "seed"):
             if getattr(self, key) < 0:
                 raise StudyError(f"[phantom] {key} = {getattr(self, key)}: it cannot be negative.")
@@ -134,10 +125,10 @@ def load_suite(path: Path | str) -> Suite:
             raise StudyError(f"{path}: there is no section [{name}]; {nearest(name, SECTIONS)}")
         if not isinstance(table, Mapping):
             raise StudyError(f"{path}: '{name}' must be a section: write [{name}] and its keys below it.")
-    heading = _fill(Heading, tables.get("suite", {}), "suite")
+    heading = fill(Heading, tables.get("suite", {}), "suite")
     kinds = _kinds(heading.methods)
     base, beside = _base(heading, tables.get("base", {}), path)
-    phantom = _fill(Phantom, tables["phantom"], "phantom") if "phantom" in tables else None
+    phantom = fill(Phantom, tables["phantom"], "phantom") if "phantom" in tables else None
     if phantom and "federation" in base.get("data", {}):
         raise StudyError(f"{path}: the base names [data] federation and the suite draws one in [phantom]; take one.")
     suite = Suite(
@@ -146,8 +137,8 @@ def load_suite(path: Path | str) -> Suite:
         kinds,
         base,
         beside,
-        grid=_lists(tables.get("grid", {}), "grid", kinds.values()),
-        choose=_lists(tables.get("choose", {}), "choose", kinds.values()),
+        grid=read_lists(tables.get("grid", {}), "grid", kinds.values()),
+        choose=read_lists(tables.get("choose", {}), "choose", kinds.values()),
         parts=_parts(tables.get("methods", {}), kinds),
         phantom=phantom,
         papers=_papers(tables.get("paper", {}), path.parent),
@@ -185,7 +176,7 @@ def _kinds(names: Sequence[str]) -> dict[str, type[Method]]:
     kinds: dict[str, type[Method]] = {}
     for given in names:
         name = ALIASES.get(given, given)
-        kind = _imported(name, "method", Method) if ":" in name else METHODS.get(name)
+        kind = imported(name, "method", Method) if ":" in name else METHODS.get(name)
         if kind is None:
             raise StudyError(f"[suite] methods: there is no method '{name}'; {nearest(name, METHODS)}")
         if name in kinds:
@@ -206,8 +197,8 @@ def _base(heading: Heading, inline: Mapping[str, Any], path: Path) -> tuple[Mapp
     tables = _toml(file, "base study") if heading.base else inline
     where = str(file) if heading.base else f"{path}: [base]"
     for name, table in tables.items():
-        if name not in _STUDY:
-            raise StudyError(f"{where} has no section '{name}'; {nearest(name, _STUDY)}")
+        if name not in STUDY:
+            raise StudyError(f"{where} has no section '{name}'; {nearest(name, STUDY)}")
         if not isinstance(table, Mapping):
             raise StudyError(f"{where}: '{name}' must be a section of a study, with keys below it.")
     return tables, file.parent
@@ -220,12 +211,14 @@ def _parts(tables: Mapping[str, Any], kinds: Mapping[str, type[Method]]) -> dict
         if name not in kinds:
             raise StudyError(f"[methods.{given}]: '{given}' is not in [suite] methods; {nearest(given, kinds)}")
         if not isinstance(table, Mapping):
-            raise StudyError(f"[methods] {given}: write a section [methods.{given}] with keys like \"local.lr\" below it.")
+            raise StudyError(
+                f'[methods] {given}: write a section [methods.{given}] with keys like "local.lr" below it.'
+            )
         rest = {key: value for key, value in table.items() if key != "choose"}
         kind = [kinds[name]]
         parts[name] = MethodPart(
-            _settings(rest, f"methods.{given}", kind),
-            _lists(table.get("choose", {}), f"methods.{given}.choose", kind),
+            read_settings(rest, f"methods.{given}", kind),
+            read_lists(table.get("choose", {}), f"methods.{given}.choose", kind),
         )
     return parts
 
@@ -235,13 +228,16 @@ def _papers(table: Mapping[str, Any], folder: Path) -> tuple[PaperTable, ...]:
     if not table:
         return ()
     if "file" not in table:
-        return (_fill(PaperTable, table, "paper"),)
-    named = _fill(_PaperFile, table, "paper")
-    tables = _toml(folder / named.file, "file of the paper's tables")
+        return (fill(PaperTable, table, "paper"),)
+    named = fill(_PaperFile, table, "paper")
+    file = folder / named.file
+    tables = _toml(file, "file of the paper's tables")
     for name in named.tables:
         if name not in tables:
-            raise StudyError(f"[paper] tables: {folder / named.file} has no table '{name}'; {nearest(name, tables)}")
-    return tuple(_fill(PaperTable, tables[name], f"paper {name}") for name in named.tables)
+            raise StudyError(f"[paper] tables: {file} has no table '{name}'; {nearest(name, tables)}")
+        if not isinstance(tables[name], Mapping):
+            raise StudyError(f"{file}: '{name}' must be a section: write [{name}] and its keys below it.")
+    return tuple(fill(PaperTable, tables[name], f"paper {name}") for name in named.tables)
 
 
 @dataclass(frozen=True)
@@ -250,61 +246,3 @@ class _PaperFile:
 
     file: str
     tables: tuple[str, ...]
-
-
-# -------------------------------------------------------------------------------------------------- settings
-
-
-def _lists(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[str, tuple[Any, ...]]:
-    found = _settings(table, where, list(kinds))
-    for key, values in found.items():
-        if not isinstance(values, (list, tuple)) or not values:
-            raise StudyError(f'[{where}] "{key}" = {values!r}: it must be a list of the values to take.')
-        _once(values, f'[{where}] "{key}"')
-    return {key: tuple(values) for key, values in found.items()}
-
-
-def _settings(table: Any, where: str, kinds: Sequence[type[Method]]) -> dict[str, Any]:
-    """`section.key` → value, whether it is written "local.lr" = 1 or local.lr = 1."""
-    if not isinstance(table, Mapping):
-        raise StudyError(f"[{where}]: write it as a section, with keys like \"local.lr\" below it.")
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        section, dot, rest = key.partition(".")
-        parts = {rest: value} if dot else value
-        if section not in _STUDY:
-            raise StudyError(f"[{where}] '{key}': a study has no section '{section}'; {nearest(section, _STUDY)}")
-        if not isinstance(parts, Mapping):
-            raise StudyError(f"[{where}] '{key}': write section and key, for instance \"local.lr\".")
-        for name, part in parts.items():
-            full = f"{section}.{name}"
-            _check_key(full, where, kinds)
-            if full in found:
-                raise StudyError(f"[{where}] '{full}' is written twice; keep one.")
-            found[full] = part
-    return found
-
-
-def _check_key(key: str, where: str, kinds: Sequence[type[Method]]) -> None:
-    """Keys of `[task]` depend on the network and are checked with the studies."""
-    if key in _MADE:
-        raise StudyError(f"[{where}] '{key}' cannot be set here: {_MADE[key]}.")
-    section, _, name = key.partition(".")
-    known: set[str] | None = None
-    if section == "method":
-        known = {f.name for kind in kinds for f in fields(kind)}
-        if not known:
-            raise StudyError(f"[{where}] '{key}': no method here has settings of its own.")
-    elif section in _KINDS:
-        known = {f.name for f in fields(_KINDS[section])}
-    if known is not None and name not in known:
-        owner = "no method here has" if section == "method" and len(kinds) > 1 else f"[{section}] has no"
-        raise StudyError(f"[{where}] '{key}': {owner} key '{name}'; {nearest(name, sorted(known))}")
-
-
-def _once(values: Iterable[Any], where: str) -> None:
-    seen: list[Any] = []
-    for value in values:
-        if value in seen:
-            raise StudyError(f"{where}: {value!r} is there twice; keep one.")
-        seen.append(value)

@@ -50,7 +50,9 @@ class TaskFields:
 
 
 def default_network(facts: Facts) -> str:
-    return "cnn" if facts.task == "classification" else f"unet{facts.dimensions}d"
+    if facts.task == "classification":
+        return "cnn" if facts.dimensions == 2 else "vgg-small"
+    return f"unet{facts.dimensions}d"
 
 
 def build_task(fields: TaskFields, network: Network, facts: Facts, seed: int) -> Task:
@@ -62,6 +64,8 @@ def build_task(fields: TaskFields, network: Network, facts: Facts, seed: int) ->
     if name.startswith("unet") and name != f"unet{facts.dimensions}d":
         raise StudyError(f"[task] network = '{name}': this federation has {facts.dimensions}-D images.")
     if facts.task == "classification":
+        if fields.patch:
+            raise StudyError("[task] patch is for segmentation; a class belongs to the whole image.")
         if name.startswith("unet"):
             raise StudyError(
                 f"[task] network = '{name}' segments, but this federation's task is classification; take 'cnn'."

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from consilium.networks import Network
 from consilium.site import Batch, Mark, Task
-from consilium.tasks.inference import on_bench
+from consilium.tasks.inference import averaged, on_bench
 from consilium.weights import Weights
 
 
@@ -28,6 +28,7 @@ class Classification(Task):
     device: str = "cpu"
 
     headline = "accuracy"
+    needs_all = True
 
     def network(self, kind: str = "model", labels: Sequence[str] | None = None) -> nn.Module:
         network = self.selector if kind == "selector" else self.model
@@ -35,6 +36,9 @@ class Classification(Task):
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(output.float(), batch.truth)
+
+    def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
+        return averaged([output.softmax(1) for output in outputs], shares).clamp_min(1e-6).log()
 
     def decide(self, output: Tensor) -> Tensor:
         return output.argmax(-1)

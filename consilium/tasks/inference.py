@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from consilium.site import Task
 from consilium.weights import Weights
@@ -21,7 +21,7 @@ class _Bench:
 
 
 @lru_cache(maxsize=16)
-def _bench(task: Task, kind: str, labels: tuple[str, ...] | None) -> _Bench:
+def bench(task: Task, kind: str, labels: tuple[str, ...] | None) -> _Bench:
     network = task.network(kind, labels).to(task.device).eval()
     if task.dimensions == 2:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -30,8 +30,17 @@ def _bench(task: Task, kind: str, labels: tuple[str, ...] | None) -> _Bench:
 
 def on_bench(task: Task, weights: Weights, kind: str, labels: Sequence[str] | None) -> nn.Module:
     """The task's network in evaluation mode with these weights in it."""
-    bench = _bench(task, kind, None if labels is None else tuple(labels))
-    if bench.held is not weights:
-        bench.network.load_state_dict(dict(weights))
-        bench.held = weights
-    return bench.network
+    place = bench(task, kind, None if labels is None else tuple(labels))
+    if place.held is not weights:
+        place.network.load_state_dict(dict(weights))
+        place.held = weights
+    return place.network
+
+
+def averaged(probabilities: Sequence[Tensor], shares: Tensor) -> Tensor:
+    """Σ_k share_k p_k, with a share per image and model."""
+    spread = (-1, *[1] * (probabilities[0].dim() - 1))
+    total = probabilities[0] * shares[:, 0].reshape(spread)
+    for k in range(1, len(probabilities)):
+        total = total + probabilities[k] * shares[:, k].reshape(spread)
+    return total

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from consilium.data.site_folder import inside_of
 from consilium.networks import Network
 from consilium.site import Batch, Mark, Task
-from consilium.tasks.inference import on_bench
+from consilium.tasks.inference import averaged, on_bench
 from consilium.weights import Weights
 
 
@@ -62,12 +63,18 @@ class Segmentation(Task):
     def _values(self) -> list[list[int]]:
         """For each label, the mask values that belong to it."""
         value = {label: i + 1 for i, label in enumerate(self.labels)}
-        return [[value[label], *(value[inner] for inner in self.contains.get(label, ()))] for label in self.labels]
+        inside = {label: sorted(inside_of(label, self.contains)) for label in self.labels}
+        return [[value[label], *(value[inner] for inner in inside[label])] for label in self.labels]
 
     def channels_of(self, mask: Tensor) -> Tensor:
         """Integer masks (batch, *spatial) as one Boolean channel per label (batch, labels, *spatial)."""
         inside = [torch.stack([mask == value for value in values]).any(0) for values in self._values]
         return torch.stack(inside, dim=1)
+
+    def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
+        if self.overlapping:
+            return torch.logit(averaged([output.sigmoid() for output in outputs], shares), eps=1e-6)
+        return averaged([output.softmax(1) for output in outputs], shares).clamp_min(1e-6).log()
 
     def decide(self, output: Tensor) -> Tensor:
         """Logits (channels, *spatial) of one case as an integer mask; inner structures overwrite outer ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Mapping
@@ -13,10 +14,12 @@ from consilium import tree
 from consilium.data.site_folder import Federation
 from consilium.envelope import Envelope, card_from_json
 from consilium.errors import UserError
+from consilium.learning.fit import workbench
 from consilium.machine import peak_memory_mb
 from consilium.scores import COLUMNS, write_rows
 from consilium.site import Roster
 from consilium.study import Study, load_study
+from consilium.tasks.inference import bench
 from consilium.worker import Worker, open_worker, site_facts
 
 Request = Mapping[str, Any]
@@ -37,7 +40,7 @@ class Hospitals:
         except UserError as error:
             result = {"error": str(error), "mistake": True}
         except OSError as error:
-            result = {"error": f"{type(error).__name__}: {error}"}
+            result = {"error": f"{type(error).__name__}: {error}", "full": error.errno == errno.ENOSPC}
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         return {**result, "seconds": time.perf_counter() - start, "memory_mb": peak_memory_mb()}
@@ -62,8 +65,10 @@ class Hospitals:
         return {}
 
     def _close(self, request: Request) -> Answer:
-        """Forget a run's sites."""
+        """Forget a run's sites and the networks kept at hand, or a pool would grow from run to run."""
         self._workers = {key: worker for key, worker in self._workers.items() if key[0] != request["run"]}
+        workbench.cache_clear()
+        bench.cache_clear()
         return {}
 
     def _worker(self, request: Request) -> Worker:

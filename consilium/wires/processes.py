@@ -57,6 +57,10 @@ class _Process:
         return self._process
 
     @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         return self._running().pid
 
@@ -104,6 +108,17 @@ class Pool:
         finally:
             self._idle.put(process)
 
+    def tell_all(self, request: Request) -> None:
+        """Ask every process that runs and is free now."""
+        free = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                free.append(self._idle.get_nowait())
+        for process in free:
+            if process.running:
+                process.ask(request)
+            self._idle.put(process)
+
     def close(self) -> None:
         for process in self.processes:
             process.close()
@@ -127,4 +142,5 @@ class Processes(SimulatedWire):
         return self._pool.ask(requests)
 
     def close(self) -> None:
+        self._pool.tell_all({"do": "close", "run": str(self.folder)})
         super().close()

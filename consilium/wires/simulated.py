@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from typing import Any
 from consilium import tree
 from consilium.engine import WireError
 from consilium.envelope import Envelope, Reply, RollCall, card_to_json
-from consilium.errors import DataError
+from consilium.errors import DataError, RunError
 from consilium.scores import Row, read_rows
 from consilium.site import Roster, SiteCard
 from consilium.study import Study
@@ -64,6 +66,10 @@ class SimulatedWire(ABC):
         return {name: self._reply(name, answer) for name, answer in answers.items()}
 
     def _reply(self, site: SiteName, answer: Answer) -> Reply:
+        if answer.get("full"):  # all sites of a simulation share this disk
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
+        if answer.get("mistake"):
+            raise RunError(str(answer["error"]))
         if "error" in answer:
             return Reply(None, answer["seconds"], answer["error"], answer["memory_mb"])
         try:

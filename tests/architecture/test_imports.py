@@ -29,7 +29,7 @@ LAYERS = [
     ["worker", "run_folder"],
     ["engine"],
     ["wires"],
-    ["simulation", "prediction", "describe", "reports", "reporting", "demo"],
+    ["simulation", "prediction", "describe", "reports", "reporting", "analysis", "export", "suites", "demo"],
     ["cli"],
 ]
 # Preprocessed cases become batches, which augment: the one place where data reach up.

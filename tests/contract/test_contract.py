@@ -50,7 +50,9 @@ def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def losses(result: Result) -> dict[int, float]:
-    events = [e for e in RunFolder.open(result.folder).events() if e["event"] == "train" and e["phase"] == "train"]
+    folder = RunFolder.open(result.folder)
+    first = folder.study.method.phases(3)[0].name
+    events = [e for e in folder.events() if e["event"] == "train" and e["phase"] == first]
     rounds = sorted({e["round"] for e in events})
     return {r: sum(e["loss"] for e in events if e["round"] == r) for r in rounds}
 
@@ -58,17 +60,22 @@ def losses(result: Result) -> dict[int, float]:
 @every_method
 def test_it_learns(name: str, finished: Any) -> None:
     by_round = losses(finished(name))
-    assert by_round[3] < 0.9 * by_round[1], f"summed training loss by round: {by_round}"
+    assert by_round[max(by_round)] < 0.95 * by_round[1], f"summed training loss by round: {by_round}"
 
 
-@every_method
-@pytest.mark.parametrize(("event", "round"), [("train", 2), ("round", 2), ("score", 2)])
+CRASHES = ("train", "round", "score")  # before a round is committed, after it, and after its scores
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [(name, CRASHES[i % 3]) for i, name in enumerate(METHODS)] + [("fedsm", event) for event in CRASHES],
+)
 def test_resume_is_the_uninterrupted_run(
-    name: str, event: str, round: int, federation: Path, tmp_path: Path, finished: Any
+    name: str, event: str, federation: Path, tmp_path: Path, finished: Any
 ) -> None:
     study = toy_study(federation, name)
     with pytest.raises(Interrupted):
-        run_in_process(study, tmp_path, crash_after(event, round))
+        run_in_process(study, tmp_path, crash_after(event, 2))
     (path,) = tmp_path.iterdir()
     assert not (path / "summary.json").exists()
     resumed = simulation.resume(path, workers=0)

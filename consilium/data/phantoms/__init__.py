@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from consilium.data.phantoms import retina
+from consilium.data.phantoms import prostate, retina
 from consilium.errors import DataError, StudyError
 
 PHANTOMS: dict[str, Callable[[Path, int | None, int | None, int], None]] = {
     "retina": retina.write,
+    "prostate": prostate.write,
 }
 
 

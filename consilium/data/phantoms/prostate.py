@@ -1,4 +1,4 @@
-"""The prostate phantom: pelves scanned at six sites that differ as the paper's prostate sources do, mostly in brightness."""
+"""The prostate phantom: pelves scanned at six sites that differ as the paper's sources do, mostly in brightness."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from consilium.data.phantoms import prostate_pelvis
 from consilium.data.phantoms.prostate_gland import Grid, Volume
 from consilium.data.phantoms.prostate_pelvis import Pelvis, rectum_at
 from consilium.data.phantoms.prostate_sites import LOOKS, Look, Spread
+from consilium.data.phantoms.prostate_tissue import signals
 from consilium.data.phantoms.tables import SPLITS, Case, Federation, apportion, write_federation, write_site
 from consilium.errors import StudyError
 
@@ -70,7 +71,7 @@ def render(
     patient, scanner, pixels = (
         np.random.default_rng([seed, list(LOOKS).index(site), index, purpose]) for purpose in range(3)
     )
-    field, thickness = _drawn(look.field, scanner), round(_drawn(look.thickness, scanner), 1)
+    field, thickness = 2.0 * round(_drawn(look.field, scanner) / 2), round(_drawn(look.thickness, scanner), 1)
     coil = scanner.random() < look.endorectal
     pelvis = prostate_pelvis.draw_pelvis(patient, thickness, coil)
     grid = pelvis.grid(size, field, thickness)
@@ -95,7 +96,7 @@ def _scan(
     pelvis: Pelvis, look: Look, grid: Grid, coil: bool, scanner: np.random.Generator, pixels: np.random.Generator
 ) -> NDArray[np.int16]:
     """What the site's scanner stores: the sequence's contrast, the coils' brightness, blur, noise, gamma and gain."""
-    tissue = prostate_pelvis.signals(_drawn(look.echo, scanner), _drawn(look.repetition, scanner), look.strength)
+    tissue = signals(_drawn(look.echo, scanner), _drawn(look.repetition, scanner), look.strength)
     picture = prostate_pelvis.signal(pelvis, tissue, grid) * _bias(pelvis, look, grid, coil, scanner)
     for axis in (1, 2):
         picture = gaussian_filter1d(picture, look.blur / grid.pixel, axis=axis)
@@ -111,7 +112,6 @@ def _bias(pelvis: Pelvis, look: Look, grid: Grid, coil: bool, scanner: np.random
     waves = scanner.normal(0, look.uneven, 7)
     smooth = sum(w * part for w, part in zip(waves, (x, y, z, x * y, x * x - 0.3, y * y - 0.3, y * z)))
     field = np.exp(smooth) * (1 + max(0.0, _drawn(look.surface, scanner)) * (y * y + 0.4 * x * x))
-    field /= field[:, np.hypot(x[0], y[0]) < 0.6].mean() ** 0.5 * 1.0
     if coil:
         back, radius = rectum_at(pelvis, grid.z)
         away = np.maximum(np.hypot(grid.x, grid.y - back) - radius, 0)

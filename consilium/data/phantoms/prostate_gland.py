@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Volume = NDArray[np.float32]  # (slice, row, column), or what broadcasts to it
+Volume = NDArray[np.floating[Any]]  # float32, (slice, row, column), or what broadcasts to it
 
 SMALLEST = 0.3  # a section narrower than this share of the widest is no longer drawn as gland
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the voxels lie in the patient, in mm from the gland's centre: x to the left side, y backwards, z upwards."""
+    """Where the voxels lie in the patient, mm from the gland's centre: x to the left side, y backwards, z upwards."""
 
     x: Volume  # (1, row, column), as y; or every slice has its own
     y: Volume
@@ -67,7 +69,7 @@ class Gland:
         scale = self.scale(grid.z)
         size = np.maximum(scale, SMALLEST)
         dx, dy = grid.x / (self.half[0] * size), (grid.y - self.middle(grid.z)) / (self.half[1] * size)
-        distance = np.hypot(dx, dy)
+        distance = np.sqrt(dx * dx + dy * dy)
         turn = (dx + 1j * dy) / np.maximum(distance, 1e-6)  # e^(i angle): its powers are the harmonics
         along = np.clip(grid.z / self.half[2], -1, 1)
         still, drift = (self.bumps[..., 0] - 1j * self.bumps[..., 1]).astype(np.complex64)
@@ -92,16 +94,16 @@ def draw_gland(rng: np.random.Generator) -> Gland:
     """A gland; large ones have more nodules, as in life."""
     growth = float(np.clip(rng.normal(0, 1), -1.8, 2.2))
     half = (
-        25.5 + 2.6 * growth + rng.uniform(-1.5, 1.5),
-        19.0 + 2.4 * growth + rng.uniform(-1.5, 1.5),
-        24.0 + 1.6 * growth + rng.uniform(-1.0, 1.0),
+        27.0 + 2.6 * growth + rng.uniform(-1.5, 1.5),
+        20.5 + 2.3 * growth + rng.uniform(-1.5, 1.5),
+        24.5 + 1.5 * growth + rng.uniform(-1.0, 1.0),
     )
     shrink = np.array([[1.0], [1.4], [2.5], [4.0]])  # smooth: high harmonics are small
     bumps = rng.normal(0, 0.030, (2, 4, 2)) / shrink
     bumps[:, 1, 1] += np.array([0.025, 0.0])  # broader behind than in front
     nodules = [_draw_nodule(rng) for _ in range(int(rng.integers(4, 9) + 2 * max(0.0, growth)))]
     if rng.random() < 0.45:
-        side = rng.choice([-1.0, 1.0])
+        side = 1 if rng.random() < 0.5 else -1
         centre = (side * rng.uniform(0.25, 0.6), rng.uniform(0.45, 0.65), rng.uniform(-0.6, 0.5))
         nodules.append(Nodule(centre, rng.uniform(3.0, 6.0), "lesion"))
     return Gland(
@@ -116,6 +118,6 @@ def draw_gland(rng: np.random.Generator) -> Gland:
 
 
 def _draw_nodule(rng: np.random.Generator) -> Nodule:
-    angle, out = rng.uniform(-np.pi, np.pi), 0.45 * np.sqrt(rng.random())
-    centre = (out * np.cos(angle), -0.2 + out * np.sin(angle), rng.uniform(-0.45, 0.85))
+    angle, out = rng.uniform(-math.pi, math.pi), 0.45 * math.sqrt(rng.random())
+    centre = (out * math.cos(angle), -0.2 + out * math.sin(angle), rng.uniform(-0.45, 0.85))
     return Nodule(centre, rng.uniform(2.5, 7.5), str(rng.choice(["glandular nodule", "stromal nodule"])))

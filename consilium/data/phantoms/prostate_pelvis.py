@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,29 +15,6 @@ from consilium.data.phantoms.prostate_gland import Gland, Grid, Volume, draw_gla
 
 GLAND_REACH = 48.0  # mm: no gland with its veins reaches further from its axis
 CELLS = (5, 14, 34, 80)  # lattices of the texture, from clouds to grain
-
-# Proton density, T1 and T2 in ms at 3 tesla; fat's T2 is the long one it shows in turbo spin echo.
-TISSUES: dict[str, tuple[float, float, float]] = {
-    "air": (0.0, 1000, 50),
-    "fat": (0.95, 400, 125),
-    "muscle": (0.85, 1400, 40),
-    "cortex": (0.15, 1000, 20),
-    "marrow": (0.70, 500, 95),
-    "cartilage": (0.70, 1100, 45),
-    "wall": (0.85, 1400, 60),
-    "urine": (1.0, 4000, 900),
-    "vein": (0.92, 1800, 140),
-    "seminal fluid": (0.95, 2300, 220),
-    "bulb": (0.92, 1900, 150),
-    "stool": (0.65, 900, 75),
-    "gel": (0.95, 3000, 400),
-    "peripheral zone": (0.92, 1900, 150),
-    "transition zone": (0.88, 1600, 88),
-    "stroma": (0.82, 1400, 52),
-    "glandular nodule": (0.92, 1800, 150),
-    "stromal nodule": (0.84, 1400, 58),
-    "lesion": (0.86, 1500, 70),
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +75,7 @@ def draw_pelvis(rng: np.random.Generator, thickness: float, coil: bool) -> Pelvi
 
 
 def _draw_vessel(rng: np.random.Generator) -> tuple[float, float, float]:
-    side = rng.choice([-1.0, 1.0])
+    side = 1 if rng.random() < 0.5 else -1
     return side * rng.uniform(28, 46), rng.uniform(-30, 45), rng.uniform(1.2, 2.6)
 
 
@@ -105,16 +83,6 @@ def _lattice(rng: np.random.Generator, slices: int, cells: int, thickness: float
     """Noise of unit deviation whose clouds reach as far from slice to slice as within one."""
     smooth = gaussian_filter1d(rng.normal(size=(slices, cells, cells)), 0.4 * 160 / cells / thickness, axis=0)
     return np.asarray(smooth / smooth.std(), dtype=np.float32)
-
-
-def signals(echo: float, repetition: float, strength: float) -> dict[str, float]:
-    """The spin echo signal of every tissue, fat being 1; times in ms, field strength in tesla."""
-    slowing = (strength / 3) ** 0.35  # T1 grows with the field
-    made = {
-        name: density * (1 - np.exp(-repetition / (t1 * slowing))) * np.exp(-echo / t2)
-        for name, (density, t1, t2) in TISSUES.items()
-    }
-    return {name: float(value / made["fat"]) for name, value in made.items()}
 
 
 def signal(pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid) -> Volume:
@@ -162,9 +130,7 @@ def _bent(pelvis: Pelvis, grid: Grid) -> Grid:
     )
 
 
-def _draw_body(
-    picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]
-) -> None:
+def _draw_body(picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]) -> None:
     """Skin, fat, and the muscles of hip, buttock and thigh on both sides."""
     x, y, pixel = np.abs(grid.x), grid.y + 4, grid.pixel
     across, deep = pelvis.girth
@@ -177,17 +143,18 @@ def _draw_body(
     flesh = tissue["muscle"] * (1 + streaks)
     m, depth = pelvis.muscles, skin + pelvis.fat
     rise = np.clip(grid.z / 25, -1.2, 1.2)
-    for sideways, back, rx, ry, turn in (
+    muscles: list[tuple[Volume | float, Volume | float, float, float, float]] = [
         (64, 52 + 2 * rise, 50 * m, 19 * m, -0.35),  # gluteus maximus
         (78, 24, 24 * m, 13 * m, 0.15),  # gemelli and quadratus femoris
         (51 + 2 * rise, 0, 10.5 * m, 32 * m, -0.14),  # obturator internus
         (47, -56 - 2 * rise, 29 * m, 14 * m, 0.30),  # pectineus and obturator externus
         (84, -46, 25 * m, 18 * m, 0.10),  # iliopsoas
         (13, -70, 13 * m, 6 * m, 0.10),  # rectus abdominis
-    ):
-        _lay(picture, np.maximum(_ellipse(x, grid.y, sideways, back, rx, ry, turn), depth), flesh, pixel)
-    for sideways, back, radius in pelvis.vessels:
-        _lay(picture, _ellipse(grid.x, grid.y, sideways, back, radius, radius), tissue["vein"] * 0.6, pixel)
+    ]
+    for cx, cy, rx, ry, turn in muscles:
+        _lay(picture, np.maximum(_ellipse(x, grid.y, cx, cy, rx, ry, turn), depth), flesh, pixel)
+    for right, behind, radius in pelvis.vessels:
+        _lay(picture, _ellipse(grid.x, grid.y, right, behind, radius, radius), tissue["vein"] * 0.6, pixel)
 
 
 def _draw_bones(
@@ -226,7 +193,7 @@ def _draw_hollow_organs(
     rx, ry, rz = pelvis.bladder
     belly = np.sqrt(1 - np.clip((z - top + 2 - rz) / rz, -1, 1) ** 2)
     bladder = _ellipse(x, y, 0, middle - 0.45 * gland.half[1], rx * belly + 0.1, ry * belly + 0.1)
-    _lay(picture, bladder - 3.0 * (belly > 0), tissue["wall"], pixel)
+    _lay(picture, np.where(belly > 0, bladder - 3, bladder), tissue["wall"], pixel)
     _lay(picture, bladder, tissue["urine"], pixel)
     tube = _ellipse(grid.x, y, 0, back, 1.12 * radius, radius)
     _lay(picture, tube - 3, tissue["wall"] * (1 + 0.12 * texture[2]), pixel)
@@ -246,9 +213,7 @@ def _draw_below_the_apex(picture: Volume, pelvis: Pelvis, tissue: Mapping[str, f
         _lay(picture, np.maximum(shape, start), tissue[name] * gain, grid.pixel)
 
 
-def _draw_gland(
-    picture: Volume, gland: Gland, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]
-) -> None:
+def _draw_gland(picture: Volume, gland: Gland, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]) -> None:
     """Veins around it, capsule, peripheral zone, transition zone with nodules, the stroma in front, the urethra."""
     size, middle, pixel = np.maximum(gland.scale(grid.z), 0.3), gland.middle(grid.z), grid.pixel
     narrow = gland.half[1] * size
@@ -286,9 +251,10 @@ def _ellipse(
     """About the distance in mm from an ellipse in every slice, negative inside; `turn` in radians."""
     dx, dy = x - cx, y - cy
     if turn:
-        c, s = np.cos(turn), np.sin(turn)
+        c, s = math.cos(turn), math.sin(turn)
         dx, dy = c * dx + s * dy, c * dy - s * dx
-    return np.asarray((np.hypot(dx / rx, dy / ry) - 1) * np.minimum(rx, ry), dtype=np.float32)
+    dx, dy = dx / rx, dy / ry
+    return np.asarray((np.sqrt(dx * dx + dy * dy) - 1) * np.minimum(rx, ry), dtype=np.float32)
 
 
 def _lay(picture: Volume, distance: Volume, value: Volume | float, pixel: float) -> None:

@@ -17,7 +17,7 @@ class Look:
     source: str  # the published dataset it stands for
     sizes: tuple[int, int, int]  # train, valid, test volumes in the paper's table 8
     # the grid
-    field: Spread  # width and height of a slice
+    field: Spread  # width and height of a slice, rounded to 2
     thickness: Spread  # from slice to slice, rounded to 0.1
     # the sequence
     echo: Spread  # echo time, ms: a long one darkens muscle and gland and leaves water bright
@@ -42,17 +42,17 @@ LOOKS: dict[str, Look] = {
         sizes=(10, 5, 4),
         field=(178.0, 2.0),
         thickness=(4.0, 0.0),
-        echo=(150.0, 5.0),
+        echo=(145.0, 5.0),
         repetition=(3600.0, 200.0),
         strength=3.0,
-        surface=(1.5, 0.2),
+        surface=(1.25, 0.2),
         uneven=0.12,
         endorectal=0.0,
         blur=0.7,
         noise=(0.075, 0.010),
-        gamma=(1.30, 0.04),
+        gamma=(1.22, 0.05),
         ceiling=3.0,
-        gain=(300.0, 30.0),
+        gain=(230.0, 25.0),
     ),
     # short echo, shadows lifted: a flat grey picture
     "msd": Look(
@@ -60,14 +60,14 @@ LOOKS: dict[str, Look] = {
         sizes=(16, 8, 8),
         field=(160.0, 2.0),
         thickness=(3.2, 0.0),
-        echo=(82.0, 4.0),
+        echo=(76.0, 4.0),
         repetition=(4200.0, 200.0),
         strength=3.0,
         surface=(0.15, 0.05),
         uneven=0.10,
         endorectal=0.0,
-        blur=0.9,
-        noise=(0.030, 0.005),
+        blur=1.1,
+        noise=(0.040, 0.006),
         gamma=(0.72, 0.03),
         ceiling=1.6,
         gain=(620.0, 60.0),
@@ -78,15 +78,15 @@ LOOKS: dict[str, Look] = {
         sizes=(18, 9, 8),
         field=(166.0, 3.0),
         thickness=(3.0, 0.0),
-        echo=(112.0, 5.0),
+        echo=(120.0, 5.0),
         repetition=(4500.0, 300.0),
         strength=3.0,
         surface=(0.30, 0.10),
         uneven=0.12,
         endorectal=0.0,
         blur=0.5,
-        noise=(0.040, 0.008),
-        gamma=(1.05, 0.04),
+        noise=(0.050, 0.008),
+        gamma=(1.18, 0.04),
         ceiling=1.3,
         gain=(950.0, 90.0),
     ),
@@ -101,7 +101,7 @@ LOOKS: dict[str, Look] = {
         strength=1.5,
         surface=(0.10, 0.05),
         uneven=0.15,
-        endorectal=0.85,
+        endorectal=0.60,
         blur=0.5,
         noise=(0.045, 0.010),
         gamma=(0.90, 0.05),
@@ -112,8 +112,8 @@ LOOKS: dict[str, Look] = {
     "promise12": Look(
         source="PROMISE12",
         sizes=(25, 12, 13),
-        field=(168.0, 9.0),
-        thickness=(3.3, 0.25),
+        field=(168.0, 6.0),
+        thickness=(3.3, 0.15),
         echo=(108.0, 18.0),
         repetition=(4300.0, 700.0),
         strength=3.0,

@@ -1,0 +1,181 @@
+"""Clocks, memory and medians, and the line a benchmark prints."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One comparison and its limit."""
+
+    name: str
+    what: str
+    ours: float
+    against: str  # what the baseline is
+    baseline: float
+    unit: str
+    ratio: float  # the median over repeats of ours / baseline, or baseline / ours where a gain is asked for
+    limit: float
+    gain: bool = False  # True: the ratio says how much faster we are, and must be at least the limit
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio >= self.limit if self.gain else self.ratio <= self.limit
+
+    def line(self) -> str:
+        sign = "≥" if self.gain else "≤"
+        facts = ", ".join(f"{key} {_short(value)}" for key, value in self.facts.items())
+        return (
+            f"{self.what}: {_short(self.ours)} {self.unit} | {self.against} {_short(self.baseline)} {self.unit} | "
+            f"{self.ratio:.2f} × | limit {sign} {self.limit:.2f} | {'ok' if self.ok else 'OVER'}"
+            + (f"   ({facts})" if facts else "")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 100 else f"{value:.0f}" if isinstance(
+        value, float
+    ) else str(value)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a stretch of work took."""
+
+    seconds: float
+    chain: float  # processor time of this process and of the busiest other: the seconds a quiet machine would need
+
+
+class Clock:
+    """Wall and processor time of this process and of others."""
+
+    def __init__(self, pids: Sequence[int] = ()) -> None:
+        self._others = [psutil.Process(pid) for pid in pids]
+        self.start()
+
+    def start(self) -> None:
+        self._own, self._each, self._wall = time.process_time(), self._now(), time.perf_counter()
+
+    def stop(self) -> Spent:
+        wall, own = time.perf_counter() - self._wall, time.process_time() - self._own
+        return Spent(wall, own + max((now - then for now, then in zip(self._now(), self._each)), default=0.0))
+
+    def _now(self) -> list[float]:
+        times = [process.cpu_times() for process in self._others]
+        return [t.user + t.system for t in times]
+
+
+def median_ratio(ours: Sequence[Spent], theirs: Sequence[Spent], of: str = "seconds") -> float:
+    """Repeats are interleaved, so a ratio is taken within each: a busy minute then counts for both."""
+    return float(median(getattr(a, of) / getattr(b, of) for a, b in zip(ours, theirs, strict=True)))
+
+
+def middle(spent: Sequence[Spent], parts: int = 1) -> float:
+    """The median seconds of one of the `parts` equal parts of a stretch."""
+    return median(s.seconds for s in spent) / parts
+
+
+def load() -> float:
+    """Processes that wanted a core in the last minute: with more of them than cores, seconds mean little."""
+    return round(os.getloadavg()[0], 1)
+
+
+class Interleaved:
+    """Watches a run; after every `block` rounds a rival does the same rounds, so that both meet the same weather.
+
+    Our time goes from one event to the next and leaves nothing of a round out; the run is told not to score before
+    its end. The first round of either is not timed.
+    """
+
+    def __init__(
+        self, block: int, pids: Sequence[int], rival: Callable[[int], None], rival_pids: Sequence[int]
+    ) -> None:
+        self._block, self._rival = block, rival
+        self._clock, self._rival_clock = Clock(pids), Clock(rival_pids)
+        self.ours: list[Spent] = []
+        self.theirs: list[Spent] = []
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        if event["event"] != "round":
+            return
+        done: int = event["round"]
+        if done == 1:
+            self._rival(0)
+        elif (done - 1) % self._block == 0:
+            self.ours.append(self._clock.stop())
+            time.sleep(0.2)
+            self._rival_clock.start()
+            for index in range(done - self._block, done):
+                self._rival(index)
+            self.theirs.append(self._rival_clock.stop())
+            time.sleep(0.2)  # its threads may spin a while
+        else:
+            return
+        self._clock.start()
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of memory that is a process's own: not pages of files, which the system may drop."""
+    return _status(pid, "RssAnon")
+
+
+def resident(pid: int) -> int:
+    """Bytes in memory, mapped files included."""
+    return _status(pid, "VmRSS")
+
+
+def _status(pid: int, key: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/{pid}/status has no {key}")
+
+
+class Peak:
+    """The largest values seen."""
+
+    def __init__(self) -> None:
+        self.server = self.anonymous = self.resident = 0
+
+    def look(self, pids: Sequence[int]) -> None:
+        me = os.getpid()
+        own = anonymous(me)
+        self.server = max(self.server, own)
+        self.anonymous = max(self.anonymous, own + sum(map(anonymous, pids)))
+        self.resident = max(self.resident, sum(map(resident, (me, *pids))))
+
+
+@contextmanager
+def peak_of(pids: Sequence[int], every: float = 0.001) -> Iterator[Peak]:
+    """Look at this process and others all the time."""
+    peak, over = Peak(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(every):
+            peak.look(pids)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        watcher.join()

@@ -1,0 +1,57 @@
+"""What a round costs beside training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.measuring import Interleaved, Measured, load, median_ratio, middle
+from benchmarks.small import small_study, write_small
+from consilium import simulation
+from consilium.machine import default_workers
+from consilium.weights import Weights
+from consilium.wires.processes import Pool
+
+SITES = 6
+BLOCK = 3  # rounds per repeat
+
+
+class ThroughFiles:
+    """Every site's weights through a safetensors file, once down and once up."""
+
+    def __init__(self, weights: Weights, folder: Path) -> None:
+        self._weights, self._folder = weights, folder
+        folder.mkdir(exist_ok=True)
+
+    def round(self, index: int) -> None:
+        for site in range(SITES):
+            got = self._through(dict(self._weights), f"{site}.down")
+            self._through(got, f"{site}.up")
+
+    def _through(self, tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+        """The library maps what it loads, so writing alone moves bytes: the cheapest baseline there is."""
+        save_file(tensors, self._folder / name)
+        return load_file(self._folder / name)
+
+
+def empty_rounds(folder: Path, repeats: int) -> list[Measured]:
+    """Six sites, 30 MB of weights, a method that sends them back untouched."""
+    data = write_small(folder / "small")
+    study = small_study(data, "benchmarks.nothing:Echo", SITES, rounds=1 + BLOCK * repeats)
+    runs = folder / "empty-runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    files = ThroughFiles(study.task.initial(), folder / "through")
+    with Pool(default_workers()) as pool:
+        seen = Interleaved(BLOCK, [process.pid for process in pool.processes], files.round, [])
+        simulation.run(study, runs, pool=pool, watch=seen)
+    ours, theirs = seen.ours, seen.theirs
+    return [
+        Measured(
+            "overhead", f"a round of {SITES} sites that train nothing, 30 MB of weights", middle(ours, BLOCK),
+            "the same bytes through safetensors", middle(theirs, BLOCK), "s", median_ratio(ours, theirs), 3.0,
+            facts={"in processor time": median_ratio(ours, theirs, "chain"), "load": load()},
+        )
+    ]  # fmt: skip

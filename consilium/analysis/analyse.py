@@ -1,0 +1,215 @@
+"""Which analyses suit which runs, and the files they leave: figures, numbers as JSON, tables as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from consilium.analysis import features, figures, gallery, loss_surface, sweeps
+from consilium.analysis.opening import Runs
+from consilium.data.site_folder import nearest
+from consilium.errors import StudyError, UserError
+from consilium.reports.figures import to_bytes
+from consilium.reports.tables import called
+from consilium.store import write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an analysis may be told; the defaults suit a first look."""
+
+    site: str | None = None  # whose cases; None: the first site
+    radius: float | None = None  # of the loss surface; None: half the length of the first model
+    points: int = 21
+    directions: int = 10
+    seed: int = 0
+    filterwise: bool = False
+    layout: str = "tsne"  # of the features; "pca" is fast
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one analysis found; `caption` says it to those who cannot see the figures."""
+
+    name: str  # of its files
+    title: str
+    caption: str
+    numbers: Mapping[str, Any]
+    figures: Mapping[str, Figure]  # by file name without suffix
+    table: str = ""  # Markdown
+    run: Path | None = None  # the run it is about; None: all of them together
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """How an analysis is made, and for which of the given runs it is made unasked."""
+
+    make: Callable[[Runs, Options, Say], Iterable[Finding]]
+    suits: Callable[[Runs], bool]
+
+
+def analyse(
+    paths: Sequence[Path],
+    what: Sequence[str] = (),
+    to: Path | None = None,
+    options: Options | None = None,
+    say: Say = lambda _: None,
+) -> list[Path]:
+    """Make the analyses named, or all that suit the runs; returns the files written.
+
+    They go into `to`, else into `analysis/` of the run they are about (of several together: of the first).
+    """
+    for name in what:
+        if name not in ANALYSES:
+            raise StudyError(f"there is no analysis '{name}'; {nearest(name, list(ANALYSES))}")
+    runs, options = Runs(paths), options or Options()
+    chosen = list(dict.fromkeys(what)) or [name for name, analysis in ANALYSES.items() if analysis.suits(runs)]
+    files: list[Path] = []
+    for name in chosen:
+        for finding in ANALYSES[name].make(runs, options, say):
+            mark = f"-{finding.run.name}" if to and finding.run and len(runs.paths) > 1 else ""
+            files += write(name, finding, to or (finding.run or runs.paths[0]) / "analysis", mark)
+    return files
+
+
+def write(analysis: str, finding: Finding, folder: Path, mark: str = "") -> list[Path]:
+    """The files of one finding; `mark` tells apart those of several runs in one folder."""
+    files: dict[Path, bytes] = {}
+    for name, figure in finding.figures.items():
+        files[folder / f"{name}{mark}.svg"] = to_bytes(figure, "svg")
+        files[folder / f"{name}{mark}.png"] = to_bytes(figure, "png")
+    if finding.table:
+        files[folder / f"{finding.name}{mark}.md"] = finding.table.encode()
+    facts = {
+        "analysis": analysis,
+        "title": finding.title,
+        "caption": finding.caption,
+        "figures": [f"{name}{mark}.svg" for name in finding.figures],
+        **finding.numbers,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, data in files.items():
+            path.write_bytes(data)
+        write_json(facts, folder / f"{finding.name}{mark}.json")
+    except OSError as error:
+        raise UserError(
+            f"cannot write into {folder}: {error.strerror or error}; choose another place with --to."
+        ) from error
+    return [*files, folder / f"{finding.name}{mark}.json"]
+
+
+# --------------------------------------------------------------------------------------------------- the analyses
+
+
+def _gallery(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """Once for every federation among the runs."""
+    once = {(run.federation.folder, tuple(run.sites)): run for run in reversed(runs.opened)}
+    for run in reversed(once.values()):
+        say(f"example images of {len(run.sites)} sites")
+        counts = gallery.counts(run)
+        yield Finding(
+            "gallery",
+            "What the sites hold",
+            "Cases per site: " + ", ".join(f"{site} {gallery.total(row).cases}" for site, row in counts.items()),
+            gallery.to_json(counts, run.guests),
+            {
+                "gallery": figures.gallery(gallery.examples(run), counts),
+                "counts": figures.count_bars(counts, run.guests),
+            },
+            gallery.to_markdown(counts, run.guests),
+            run.path,
+        )
+
+
+def _loss_surface(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs in one figure, on one site's cases."""
+    site = options.site or runs.opened[0].members[0]
+    found = loss_surface.site_surfaces(
+        runs.opened, site, options.radius, options.points, options.directions, options.seed, options.filterwise, say
+    )
+    radius = next(surface.steps[-1] for by in found.values() for surface in by.values())
+    rises = "; ".join(
+        f"{name}: " + ", ".join(f"{split} {surface.centre:.3f} + {surface.rise:.3f}" for split, surface in by.items())
+        for name, by in found.items()
+    )
+    yield Finding(
+        f"loss-surface-{site}",
+        f"Loss around the models, on {site}'s cases",
+        f"Loss at the model + its mean rise at distance {radius:g}. {rises}",
+        {
+            "site": site,
+            "seed": options.seed,
+            "filterwise": options.filterwise,
+            "models": {name: {s: surface.to_json() for s, surface in by.items()} for name, by in found.items()},
+        },
+        {f"loss-surface-{site}": figures.loss_surfaces(found, site, options.filterwise)},
+    )
+
+
+def _features(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    # of runs without a selector the first is asked and says so
+    for run in [run for run in runs.opened if run.selects] or runs.opened[:1]:
+        say(f"selector features of {run.name}")
+        found = features.selector_features(run)
+        points = features.laid_out(found.values, options.layout, options.seed)
+        facts = features.to_json(found, points, options.layout)
+        apart = facts["separation"]
+        yield Finding(
+            "features",
+            "What the selector sees",
+            f"{len(found.seen)} cases of {len(run.sites)} sites by the selector's last hidden features"
+            + ("" if apart is None else f"; silhouette of the sites {apart:.2f}"),
+            facts,
+            {"features": figures.feature_map(points, found.seen, options.layout)},
+            run=run.path,
+        )
+
+
+def _gamma(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    for run in [run for run in runs.opened if run.thresholded] or runs.opened[:1]:
+        sweep = sweeps.gamma_sweep(run, say)
+        at = {split: dict(zip(sweep.grid, means)) for split in sweeps.SPLITS if (means := sweep.site_mean(split))}
+        words = [
+            f"{split} {means[0.0]:.3f} at γ = 0, {means[sweep.chosen]:.3f} at the run's {sweep.chosen:g}, "
+            f"{means[1.0]:.3f} at 1"
+            for split, means in at.items()
+        ]
+        oracle = [f"{site}'s own test cases would like γ = {o.gamma:g}" for site, o in sweep.oracle_gamma.items()]
+        yield Finding(
+            "gamma",
+            "How sure the selector must be",
+            "; ".join(["Site means: " + "; ".join(words), *oracle]),
+            sweep.to_json(),
+            {"gamma": figures.gamma(sweep, called(run.study.task.headline))},
+            run=run.path,
+        )
+
+
+def _lambda(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    sweep = sweeps.lambda_sweep(runs.views)
+    words = [f"λ = {one.pull:g}: {one.test[sweep.headline]}" for one in sweep.pulls if sweep.headline in one.test]
+    yield Finding(
+        "lambda",
+        "How much a site keeps of its own model",
+        f"Test {called(sweep.metric)} of the {sweep.headline} model. {'; '.join(words)}",
+        sweep.to_json(),
+        {"lambda": figures.pulls(sweep, called(sweep.metric))},
+        sweep.to_markdown(),
+    )
+
+
+ANALYSES: dict[str, Analysis] = {
+    "gallery": Analysis(_gallery, lambda runs: True),
+    "loss-surface": Analysis(_loss_surface, lambda runs: True),
+    "features": Analysis(_features, lambda runs: any(run.selects for run in runs.opened)),
+    "gamma": Analysis(_gamma, lambda runs: any(run.thresholded for run in runs.opened)),
+    "lambda": Analysis(_lambda, lambda runs: sweeps.is_lambda_sweep(runs.views)),
+}

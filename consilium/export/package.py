@@ -1,0 +1,104 @@
+"""A release as a folder of its own: `consilium predict` takes it in place of a run folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from consilium import __version__, tree
+from consilium.errors import RunError
+from consilium.export.models import Released
+from consilium.machine import pick_device
+from consilium.run_folder import write_text
+from consilium.site import Predictor
+from consilium.store import read_json, write_json
+from consilium.study import Study, load_study
+
+FORMAT = 1  # of the package; a change keeps older ones readable or refuses them in words
+FOLDER = "super_model"  # inside an export
+_MARK = "package.json"
+
+
+def write_package(folder: Path, study: Study, released: Released) -> None:
+    """Everything that predicting needs; nothing of the machine or the data it was trained on."""
+    folder.mkdir(parents=True)
+    tree.save(released.message, folder / "release.safetensors")
+    write_text(folder / "study.toml", _anywhere(study).to_toml())
+    write_text(folder / "README.md", _readme(study, released))
+    sites = sorted({model.of for model in released.models if model.of})
+    facts = {
+        "format": FORMAT,
+        "consilium": __version__,
+        "method": study.method_name,
+        "model": released.predictor.model,
+        "sites": sites,  # those with a model of their own, for --site
+        "sha256": {name: _sha256(folder / name) for name in ("release.safetensors", "study.toml")},
+    }
+    write_json(facts, folder / _MARK)
+
+
+def _anywhere(study: Study) -> Study:
+    """The study without the place of its data and the device of its training."""
+    return replace(study, data=replace(study.data, federation=""), local=replace(study.local, device="auto"))
+
+
+def is_package(folder: Path) -> bool:
+    """The folder is a package, or an export that holds one."""
+    return (folder / _MARK).is_file() or (folder / FOLDER / _MARK).is_file()
+
+
+def open_package(folder: Path, site: str | None = None, device: str = "auto") -> tuple[Study, Predictor]:
+    """The model of a package, or of the export that holds it, ready to use; `site` asks for one hospital's own."""
+    folder = folder if (folder / _MARK).is_file() else folder / FOLDER
+    _check(folder)
+    study = load_study(folder / "study.toml")
+    released: Any = tree.load(folder / "release.safetensors", study.method.Release)
+    task = study.task.on(pick_device(device, 0))
+    predictor = study.method.deploy(task, None, released)
+    return study, predictor.of_site(site) if site else predictor
+
+
+def _check(folder: Path) -> None:
+    if not (folder / _MARK).is_file():
+        raise RunError(f"{folder} is not a package: it has no {_MARK}. `consilium export RUN --to DIR` makes one.")
+    facts = read_json(folder / _MARK)
+    made = facts.get("consilium", "an unknown version") if isinstance(facts, Mapping) else "an unknown version"
+    if not isinstance(facts, Mapping) or facts.get("format") != FORMAT:
+        raise RunError(
+            f"{folder} was made by consilium {made} in another format than {FORMAT}, which {__version__} reads; use "
+            "that version, or export the run again."
+        )
+    for name, digest in facts.get("sha256", {}).items():
+        path = folder / name
+        if not path.is_file() or _sha256(path) != digest:
+            raise RunError(f"{path} is damaged or missing; copy the package again, or export the run again.")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _readme(study: Study, released: Released) -> str:
+    own = [model.of for model in released.models if model.of]
+    lines = [
+        f"# {study.name}: a consilium package",
+        "",
+        f"The `{released.predictor.model}` model of a `{study.method_name}` run, complete: it needs neither the run",
+        "folder nor the training data. Its training, its scores, when not to use it: `model_card.md`, one folder up.",
+        "",
+        "    consilium predict THIS_FOLDER scans/ --to masks",
+        "",
+    ]
+    if own:
+        lines += [f"For one hospital's own model add `--site NAME`: {', '.join(own)}.", ""]
+    names = {
+        "release.safetensors": "the weights; reading them cannot run code",
+        "study.toml": "the network, the preprocessing and the method",
+        _MARK: f"the package's format, and what it was made by: {json.dumps(__version__)}",
+    }
+    return "\n".join([*lines, *(f"- `{name}`: {text}" for name, text in names.items()), ""])

@@ -1,0 +1,80 @@
+"""Settings of a suite: `section.key` of a study with one value, or with the values to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from consilium.data.preprocess import Preprocess
+from consilium.data.site_folder import nearest
+from consilium.errors import StudyError
+from consilium.method import Method
+from consilium.site import Local
+from consilium.study import Plan, Source
+
+Settings = Mapping[str, Any]  # "local.lr" → value
+Lists = Mapping[str, tuple[Any, ...]]  # "local.lr" → the values to take
+
+STUDY = ("study", "data", "preprocess", "task", "local", "method", "release")
+_KINDS: dict[str, Any] = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local}
+_MADE = {
+    "study.seed": "seeds are in [suite] seeds",
+    "study.name": "a run is named by its base study and its method",
+    "method.name": "methods are in [suite] methods",
+}
+
+
+def read_lists(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[str, tuple[Any, ...]]:
+    found = read_settings(table, where, list(kinds))
+    for key, values in found.items():
+        if not isinstance(values, (list, tuple)) or not values:
+            raise StudyError(f'[{where}] "{key}" = {values!r}: it must be a list of the values to take.')
+        refuse_twice(values, f'[{where}] "{key}"')
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def read_settings(table: Any, where: str, kinds: Sequence[type[Method]]) -> dict[str, Any]:
+    """`section.key` → value, whether it is written "local.lr" = 1 or local.lr = 1."""
+    if not isinstance(table, Mapping):
+        raise StudyError(f'[{where}]: write it as a section, with keys like "local.lr" below it.')
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        section, dot, rest = key.partition(".")
+        parts = {rest: value} if dot else value
+        if section not in STUDY:
+            raise StudyError(f"[{where}] '{key}': a study has no section '{section}'; {nearest(section, STUDY)}")
+        if not isinstance(parts, Mapping):
+            raise StudyError(f"[{where}] '{key}': write section and key, for instance \"local.lr\".")
+        for name, part in parts.items():
+            full = f"{section}.{name}"
+            _check_key(full, where, kinds)
+            if full in found:
+                raise StudyError(f"[{where}] '{full}' is written twice; keep one.")
+            found[full] = part
+    return found
+
+
+def _check_key(key: str, where: str, kinds: Sequence[type[Method]]) -> None:
+    """Keys of `[task]` depend on the network and are checked with the studies."""
+    if key in _MADE:
+        raise StudyError(f"[{where}] '{key}' cannot be set here: {_MADE[key]}.")
+    section, _, name = key.partition(".")
+    known: set[str] | None = None
+    if section == "method":
+        known = {f.name for kind in kinds for f in fields(kind)}
+        if not known:
+            raise StudyError(f"[{where}] '{key}': no method here has settings of its own.")
+    elif section in _KINDS:
+        known = {f.name for f in fields(_KINDS[section])}
+    if known is not None and name not in known:
+        owner = "no method here has" if section == "method" and len(kinds) > 1 else f"[{section}] has no"
+        raise StudyError(f"[{where}] '{key}': {owner} key '{name}'; {nearest(name, sorted(known))}")
+
+
+def refuse_twice(values: Iterable[Any], where: str) -> None:
+    seen: list[Any] = []
+    for value in values:
+        if value in seen:
+            raise StudyError(f"{where}: {value!r} is there twice; keep one.")
+        seen.append(value)

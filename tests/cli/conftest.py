@@ -1,0 +1,56 @@
+"""Toy studies as files, and finished runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.terminal import call
+
+TASK = """
+[task]
+widths = [4, 8]
+residual_units = 1
+selector_widths = [4, 8]
+
+[local]
+batch_size = 2
+lr = 0.01
+"""
+
+
+def write_study(path: Path, federation: Path, method: str = "fedavg", rounds: int = 2) -> Path:
+    """A study of the toy task."""
+    head = f'[study]\nrounds = {rounds}\nscore_every = 1\n\n[data]\nfederation = "{federation}"\n'
+    path.write_text(f'{head}{TASK}\n[method]\nname = "{method}"\n')
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def study(federation: Path, tmp_path: Path) -> Path:
+    return write_study(tmp_path / "toy.toml", federation)
+
+
+@pytest.fixture(scope="session")
+def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a finished run of a method; made once, not to be changed."""
+    made: dict[str, Path] = {}
+
+    def finish(method: str) -> Path:
+        if method not in made:
+            place = tmp_path_factory.mktemp(method)
+            file = write_study(place / "toy.toml", federation, method)
+            done = call("run", file, "--workers", 0, "--runs", place / "runs", "--json")
+            assert done.status == 0, done.err
+            made[method] = Path(done.document["run"])
+        return made[method]
+
+    return finish

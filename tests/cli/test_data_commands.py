@@ -1,0 +1,139 @@
+"""phantom and check, as a newcomer uses them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.terminal import call, refused
+
+SITES = ("binrushed", "drishti", "magrabia", "messidor", "refuge", "rimone")
+
+
+@pytest.fixture
+def broken(federation: Path, tmp_path: Path) -> Path:
+    """The toy federation with a fault of each kind: a cut image, a missing mask, a strange value, a wrong size."""
+    folder = tmp_path / "broken"
+    shutil.copytree(federation, folder)
+    image = folder / "ada/images/ada001.png"
+    image.write_bytes(image.read_bytes()[:50])
+    (folder / "bea/labels/bea002.png").unlink()
+    Image.fromarray(np.full((16, 16), 255, np.uint8)).save(folder / "cid/labels/cid003.png")
+    Image.fromarray(np.full((10, 16), 1, np.uint8)).save(folder / "cid/labels/cid004.png")
+    return folder
+
+
+FAULTS = {"ada001": "cannot be read", "bea002": "does not exist", "cid003": "255", "cid004": "10×16"}
+
+
+def test_phantom_writes_sites_and_prints_the_folder(tmp_path: Path) -> None:
+    done = call("phantom", "retina", "--to", tmp_path / "eyes", "--cases", 18, "--size", 16)
+    assert (done.status, done.out) == (0, f"{tmp_path / 'eyes'}\n")
+    assert done.err.splitlines() == [f"{site}: 1 train, 1 valid, 1 test" for site in SITES]
+    assert call("check", tmp_path / "eyes").status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["brain"], ["there is no phantom 'brain'", "retina"]),
+        (["retina", "--cases", "3"], ["18 or more"]),
+        (["retina", "--size", "3"], ["16 to 1024"]),
+    ],
+)
+def test_phantom_refuses(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+    refused(call("phantom", *arguments, "--to", tmp_path / "new"), *words)
+    assert not (tmp_path / "new").exists()
+
+
+def test_phantom_refuses_a_folder_in_use(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").touch()
+    refused(call("phantom", "retina", "--to", tmp_path), "not empty")
+
+
+def test_check_of_a_sound_federation(federation: Path) -> None:
+    done = call("check", federation)
+    assert (done.status, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "ada: 8 train, 3 valid, 3 test",
+        "bea: 12 train, 3 valid, 3 test",
+        "cid: 10 train, 3 valid, 3 test",
+        f"{federation} is sound.",
+    ]
+
+
+def test_check_names_every_fault(broken: Path) -> None:
+    done = call("check", broken)
+    assert done.status == 2
+    for case, word in FAULTS.items():
+        (line,) = [line for line in done.out.splitlines() if f"case '{case}'" in line]
+        assert line.startswith("fault: ") and word in line
+    assert done.err == f"consilium: {broken} has 4 faults; training would refuse it.\n"
+
+
+def test_check_as_json(broken: Path, federation: Path) -> None:
+    done = call("check", broken, "--json")
+    assert done.status == 2
+    assert {fault["case"] for fault in done.document["faults"]} == set(FAULTS)
+    sound = call("check", federation, "--json")
+    assert sound.status == 0
+    assert sound.document["faults"] == []
+    assert sound.document["counts"]["ada"] == {"train": 8, "valid": 3, "test": 3, "empty": 0}
+
+
+def test_fix_leaves_out_what_is_broken_and_touches_nothing(broken: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in broken.rglob("*") if path.is_file()}
+    done = call("check", broken, "--fix", "--to", tmp_path / "mended")
+    assert done.status == 0
+    assert done.err.count("left out: ") == 4
+    assert "ada: 7 train" in done.out and "cid: 8 train" in done.out
+    assert call("check", tmp_path / "mended").status == 0
+    assert {path: path.read_bytes() for path in broken.rglob("*") if path.is_file()} == before
+
+
+def test_fix_and_to_go_together(broken: Path, tmp_path: Path) -> None:
+    refused(call("check", broken, "--fix"), "--to")
+    refused(call("check", broken, "--to", tmp_path / "new"), "--fix")
+    refused(call("check", broken, "--fix", "--to", broken / "inside"), "inside each other")
+
+
+def test_split_draws_once_and_by_patient(federation: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "unsplit"
+    shutil.copytree(federation, folder)
+    for table in folder.glob("*/cases.csv"):
+        table.write_text(re.sub(",(train|valid|test),", ",,", table.read_text()))
+    assert "ada: 14 not yet split" in call("check", folder).out
+    drawn = call("check", folder, "--split", "0.5,0.25,0.25", "--seed", 3)
+    assert drawn.out.splitlines()[0] == "ada: 7 train, 4 valid, 3 test"
+    tables = [table.read_bytes() for table in sorted(folder.glob("*/cases.csv"))]
+    assert call("check", folder, "--split", "0.8,0.1,0.1", "--seed", 4).out == drawn.out
+    assert [table.read_bytes() for table in sorted(folder.glob("*/cases.csv"))] == tables
+
+
+@pytest.mark.parametrize("shares", ["0.5,0.25", "a,b,c", "0.5,0.25,0.5", ""])
+def test_split_refuses_shares(shares: str, federation: Path) -> None:
+    refused(call("check", federation, "--split", shares), "0.5,0.25,0.25")
+
+
+def test_check_of_nothing(tmp_path: Path) -> None:
+    done = call("check", tmp_path / "nowhere")
+    assert done.status == 2
+    assert "is not a folder" in done.out
+    assert "Traceback" not in done.err
+
+
+def test_a_broken_case_stops_a_run_before_training(broken: Path, tmp_path: Path, study: Path) -> None:
+    (broken / "bea/labels/bea002.png").write_bytes((broken / "bea/labels/bea001.png").read_bytes())
+    done = call("run", study, "--set", f'data.federation="{broken}"', "--runs", tmp_path / "runs", "--workers", 0)
+    refused(done, "cannot be read", "255", "10×16", "ada001", "cid003", "cid004")
+    assert not list(tmp_path.glob("runs/*/journal.jsonl"))
+
+
+def test_a_run_lists_all_faults_of_tables_and_images(broken: Path, tmp_path: Path, study: Path) -> None:
+    done = call("run", study, "--set", f'data.federation="{broken}"', "--runs", tmp_path / "runs", "--workers", 0)
+    refused(done, *FAULTS, *FAULTS.values())

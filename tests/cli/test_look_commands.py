@@ -1,0 +1,97 @@
+"""methods, compare and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from consilium.methods import METHODS
+from tests.cli.conftest import write_study
+from tests.cli.terminal import call, refused
+
+Finished = Callable[[str], Path]
+
+
+def test_methods_lists_each_on_a_line() -> None:
+    done = call("methods")
+    assert (done.status, done.err) == (0, "")
+    assert [line.split()[0] for line in done.out.splitlines()[: len(METHODS)]] == list(METHODS)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_says_what_leaves_and_what_stays(name: str) -> None:
+    done = call("methods", name)
+    assert done.status == 0
+    assert done.out.startswith(f"{name}: ")
+    for title in ("Paper: ", "Fields of [method]:", "Leaves the hospital every round:", "Stays at the hospital:"):
+        assert f"\n{title}" in done.out
+
+
+def test_methods_as_json() -> None:
+    found = call("methods", "--json").document["methods"]
+    assert [entry["name"] for entry in found] == list(METHODS)
+    promised = {"name", "paper", "fields", "leaves_site", "stays", "deployable"}
+    assert all(promised <= entry.keys() for entry in found)
+    (one,) = call("methods", "--json", "fedsm").document["methods"]
+    assert one["fields"]["pull"] == 0.7
+    assert "personal" in one["leaves_site"]
+
+
+@pytest.mark.parametrize("json_too", [[], ["--json"]])
+def test_an_unknown_method_is_answered_with_the_nearest(json_too: list[str]) -> None:
+    refused(call("methods", "fedms", *json_too), "'fedms'", "did you mean 'fedsm'?")
+    refused(call("methods", "zzz", *json_too), "use one of", *METHODS)
+
+
+def test_an_alias_is_its_method() -> None:
+    assert call("methods", "centralized").out == call("methods", "pooled").out
+
+
+def test_compare_prints_a_table(finished: Finished) -> None:
+    done = call("compare", finished("fedavg"), finished("fedsm"))
+    assert (done.status, done.err) == (0, "")
+    for word in ("ada", "bea", "cid", "site mean", "pooled", "FedAvg", "FedSM"):
+        assert word in done.out
+
+
+def test_compare_as_json(finished: Finished) -> None:
+    runs = [finished("fedavg"), finished("fedsm")]
+    rows = call("compare", "--json", *runs).document["rows"]
+    assert [(row["run"], row["method"], row["seed"]) for row in rows] == [
+        (runs[0].name, "fedavg", 0),
+        (runs[1].name, "fedsm", 0),
+    ]
+    for run, row in zip(runs, rows):
+        assert row["headline"] == json.loads((run / "summary.json").read_text())["headline"]
+        assert row["headline"]["sites"].keys() == {"ada", "bea", "cid"}
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_what_is_not_a_run_is_refused(command: str, federation: Path, tmp_path: Path) -> None:
+    page = ["--to", tmp_path / "page.html"] if command == "report" else []
+    for folder in (tmp_path / "nowhere", federation):
+        refused(call(command, folder, *page), f"{folder} is not a run")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_compare_of_an_unfinished_run_names_resume(federation: Path, tmp_path: Path) -> None:
+    file = write_study(tmp_path / "toy.toml", federation)
+    stopped = call(
+        "run", file, "--runs", tmp_path / "runs", "--workers", 0, "--set", "study.away={ada=[2],bea=[2],cid=[2]}"
+    )
+    assert stopped.status == 1
+    (run,) = (tmp_path / "runs").iterdir()
+    refused(call("compare", run), f"`consilium resume {run}`")
+
+
+def test_report_writes_one_page(finished: Finished, tmp_path: Path) -> None:
+    page = tmp_path / "new/page.html"
+    done = call("report", finished("fedavg"), finished("fedsm"), "--to", page)
+    assert (done.status, done.out) == (0, f"{page}\n")
+    text = page.read_text()
+    assert "FedSM" in text and "ada" in text
+    assert "<script" not in text and 'src="http' not in text
+    refused(call("report", finished("fedavg"), "--to", tmp_path), "is a folder")

@@ -1,0 +1,237 @@
+"""A user's mistakes, and failures nobody expected: exit status, one sentence, no traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from consilium import simulation
+from tests.cli.conftest import write_study
+from tests.cli.terminal import Outcome, call, refused
+
+Finished = Callable[[str], Path]
+
+
+def run(study: Path, *changes: str) -> Outcome:
+    words = [word for change in changes for word in ("--set", change)]
+    return call("run", study, "--workers", 0, "--runs", study.parent / "runs", *words)
+
+
+MISTAKES = {
+    "study.rouns=3": ["[study]", "'rouns'", "did you mean 'rounds'?"],
+    "studdy.rounds=3": ["[studdy]", "did you mean 'study'?"],
+    "study.rounds=0": ["[study] rounds = 0", "at least 1"],
+    "study.rounds=2.5": ["[study] rounds = 2.5", "whole number"],
+    "study.rounds=true": ["[study] rounds = True", "whole number"],
+    "study.seed=-1": ["[study] seed", "at least 0"],
+    "study.keep_rounds=three": ["keep_rounds", "last-two, all"],
+    'study.name="a b"': ["[study] name", "letters"],
+    'study.sites=["zed"]': ["'zed'", "ada, bea, cid"],
+    'study.leave_out=["ada","bea","cid"]': ["leave_out"],
+    "study.away={zed=[1]}": ["'zed'", "ada, bea, cid"],
+    "local.lr=-1": ["[local] lr", "positive"],
+    "local.lr=nan": ["[local] lr", "positive"],
+    "local.lr=fast": ["[local] lr = 'fast'", "number"],
+    "local.optimizer=lion": ["[local] optimizer = 'lion'", "adam, adamw, sgd"],
+    "local.batch_size=0": ["[local] batch_size", "at least 1"],
+    "task.network=unett": ["[task] network = 'unett'", "did you mean 'unet"],
+    "task.network=unet3d": ["[task] network", "2-D"],
+    "task.loss=mse": ["[task] loss", "dice, dice+ce"],
+    "task.widths=4": ["[task] widths", "list"],
+    "task.widht=[4, 8]": ["[task]", "did you mean 'widths'?"],
+    'task.augment=["spin"]': ["'spin'", "flip"],
+    "preprocess.size=[16,16,16]": ["[preprocess] size", "2-D"],
+    "preprocess.crop=all": ["[preprocess] crop", "none, foreground"],
+    "method.name=fedms": ["[method] name = 'fedms'", "did you mean 'fedsm'?"],
+    "method.mu=3": ["[method]", "has no key 'mu'", "pull"],
+    "method.pull=0": ["[method] pull", "(0, 1]"],
+    "method.pull=1.5": ["[method] pull", "(0, 1]"],
+    "method.confidence=2": ["[method] confidence", "[0, 1]", "tuned"],
+    "method.name=scaffold": ["SCAFFOLD", "local.optimizer = 'sgd'"],
+    "method.name=nowhere:Thing": ["nowhere:Thing", "import"],
+    "method.name=os:path": ["os:path", "Method"],
+    "data.federation=nowhere": ["[data] federation", "'nowhere'", "consilium phantom"],
+    "rounds=3": ["section.key=value"],
+    "study.rounds": ["section.key=value"],
+}
+
+
+@pytest.mark.parametrize("change", list(MISTAKES))
+def test_a_wrong_key_type_or_range(change: str, federation: Path, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "toy.toml", federation, "fedsm", rounds=1)
+    sentence = refused(run(study, change), *MISTAKES[change])
+    assert sentence.startswith("consilium: ")
+    assert sentence[-1] in ".?)"
+    assert not list(tmp_path.glob("runs/*/journal.jsonl")), "it began all the same"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("local.device=quark", ["device"]),
+        ("study.min_sites=9", ["min_sites", "3"]),
+        ("study.away={ada=[0]}", ["away"]),
+        ("task.dropout=2", ["dropout"]),
+        ("task.residual_units=-1", ["residual_units"]),
+        ("data.annotated={ada=3}", ["annotated", "list"]),
+        ("study.sites_per_round=99", ["sites_per_round"]),
+    ],
+)
+def test_mistakes_found_before_the_first_round(change: str, words: list[str], federation: Path, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "toy.toml", federation, rounds=1)
+    done = call("run", study, "--workers", 0, "--runs", tmp_path / "runs", "--json", "--set", change)
+    assert refused(done, *words).startswith("consilium: [")
+
+
+def test_files_that_are_no_study(tmp_path: Path, federation: Path) -> None:
+    refused(call("run", tmp_path / "none.toml"), "none.toml")
+    refused(call("run", tmp_path), str(tmp_path))
+    files = {
+        "[study\nrounds = 3": ["not valid TOML", "line 1"],
+        "": ["[data] federation"],
+        f'[data]\nfederation = "{federation}"': ["[method] name", "fedsm"],
+        "rounds = 3": ["rounds"],
+        "\x00": ["not valid TOML"],
+    }
+    for text, words in files.items():
+        (tmp_path / "odd.toml").write_text(text)
+        refused(call("run", tmp_path / "odd.toml"), *words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["run", "a.toml", "--bogus"], ["nope"], ["run", "a.toml", "--workers", "-1"], ["phantom", "retina"],
+     ["--bogus"], ["compare"], ["predict", "runs/x"], ["check", "--seed", "x", "data"]],
+)  # fmt: skip
+def test_a_wrong_command_line(arguments: list[str]) -> None:
+    done = call(*arguments)
+    assert (done.status, done.out) == (2, "")
+    assert "Traceback" not in done.err
+    assert "--help" in done.err
+
+
+def test_version_and_help() -> None:
+    assert re.fullmatch(r"consilium \d+\.\d+\.\d+\n", call("--version").out)
+    assert call("--help").status == 0
+
+
+def test_json_mistakes_leave_standard_output_empty(study: Path) -> None:
+    refused(call("run", study, "--json", "--set", "local.lr=-1"), "[local] lr")
+    refused(call("compare", "--json", "nowhere"), "nowhere")
+    refused(call("predict", "--json", "nowhere", "x.png"), "nowhere")
+
+
+def test_the_unexpected_is_a_sentence_with_a_file(monkeypatch: pytest.MonkeyPatch, study: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.delenv("CONSILIUM_DEBUG", raising=False)
+    monkeypatch.setattr(simulation, "go_on", fail)
+    sentence = refused(run(study), "ZeroDivisionError", "a bug of ours", status=1)
+    found = re.search(r"details in (\S+?);", sentence)
+    assert found is not None
+    details = Path(found[1])
+    assert "Traceback" in details.read_text() and "go_on" in details.read_text()
+    details.unlink()
+
+
+# ------------------------------------------------------------------------------------ damaged run folders
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.fixture
+def copy(finished: Finished, tmp_path: Path) -> Callable[..., Path]:
+    """A run folder to damage; `open` makes it look interrupted before its end."""
+
+    def make(method: str = "fedavg", open: bool = True) -> Path:
+        run = tmp_path / "run"
+        shutil.copytree(finished(method), run)
+        if open:
+            (run / "summary.json").unlink()
+        return run
+
+    return make
+
+
+def test_a_truncated_best_is_refused(copy: Callable[..., Path], federation: Path, tmp_path: Path) -> None:
+    run = copy(open=False)
+    cut(run / "best.safetensors")
+    image = federation / "ada/images/ada000.png"
+    refused(call("predict", run, image, "--to", tmp_path / "out"), "best.safetensors", "damaged")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink])
+def test_a_damaged_store_is_refused(harm: Callable[[Path], None], copy: Callable[..., Path]) -> None:
+    run = copy()
+    for file in (run / "store").glob("*.safetensors"):
+        harm(file)
+    refused(call("resume", run, "--workers", 0), ".safetensors")
+
+
+@pytest.mark.parametrize("name", ["server/00001.json", "server/best.json", "study.toml", "origin.json"])
+def test_a_damaged_document_is_refused(name: str, copy: Callable[..., Path]) -> None:
+    run = copy()
+    cut(run / name)
+    refused(call("resume", run, "--workers", 0), name)
+
+
+def test_a_forgotten_memory_is_refused(federation: Path, tmp_path: Path) -> None:
+    """SCAFFOLD's sites remember their control variates; a site without them cannot go on as if nothing were."""
+    study = write_study(tmp_path / "toy.toml", federation, "scaffold", rounds=3)
+    plain = ("local.optimizer=sgd", "local.momentum=0.0", "local.lr=0.1", "study.away={ada=[3],bea=[3],cid=[3]}")
+    assert run(study, *plain).status == 1
+    (folder,) = (tmp_path / "runs").iterdir()
+    text = (folder / "study.toml").read_text()
+    (folder / "study.toml").write_text(re.sub("away = .*", "away = {}", text))
+    shutil.rmtree(folder / "sites/bea/memory")
+    done = call("resume", folder, "--workers", 0)
+    assert "'bea' has forgotten round 2" in done.err
+    assert not (folder / "server/00002.json").exists(), "the round was committed without the site"
+    refused(done)
+
+
+def test_a_run_of_another_method_is_refused(copy: Callable[..., Path]) -> None:
+    run = copy("fedsm")
+    head, _, rest = (run / "study.toml").read_text().partition("[method]")
+    (run / "study.toml").write_text(f'{head}[method]\nname = "fedavg"\n\n[facts]{rest.partition("[facts]")[2]}')
+    refused(call("resume", run, "--workers", 0), "cannot be used")
+
+
+def test_a_run_of_another_format_is_refused(copy: Callable[..., Path]) -> None:
+    run = copy()
+    origin = json.loads((run / "origin.json").read_text())
+    (run / "origin.json").write_text(json.dumps({**origin, "format": 99, "versions": {"consilium": "7.0.0"}}))
+    refused(call("resume", run), "7.0.0", "format 99")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["server", "journal.jsonl"],
+)
+def test_a_lost_part_never_means_a_silent_restart(lost: str, copy: Callable[..., Path]) -> None:
+    run = copy()
+    shutil.rmtree(run / lost) if (run / lost).is_dir() else (run / lost).unlink()
+    refused(call("resume", run, "--workers", 0), lost)
+
+
+def test_damaged_scores_are_refused(copy: Callable[..., Path]) -> None:
+    run = copy()
+    cut(run / "scores.csv")
+    refused(call("resume", run, "--workers", 0), "scores.csv")
+
+
+def test_resume_writes_a_damaged_summary_again(copy: Callable[..., Path]) -> None:
+    run = copy(open=False)
+    cut(run / "summary.json")
+    refused(call("compare", run), "`consilium resume`")
+    assert call("resume", run, "--workers", 0).status == 0

@@ -1,0 +1,144 @@
+"""predict: images of any size in, masks in their own geometry out."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.terminal import call, refused
+
+Finished = Callable[[str], Path]
+CHANCES = ["chance:ada", "chance:bea", "chance:cid"]
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "predictions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def grey(tmp_path: Path) -> Path:
+    """A picture of another size than the training images."""
+    path = tmp_path / "in/odd.png"
+    path.parent.mkdir()
+    Image.fromarray((np.arange(37 * 23).reshape(37, 23) % 251).astype(np.uint8)).save(path)
+    return path
+
+
+def test_a_file_and_a_folder(finished: Finished, federation: Path, grey: Path, tmp_path: Path) -> None:
+    done = call("predict", finished("fedsm"), grey, federation / "bea/images", "--to", tmp_path / "out")
+    assert (done.status, done.out) == (0, f"{tmp_path / 'out/predictions.csv'}\n")
+    rows = table(tmp_path / "out")
+    assert len(rows) == 1 + 18
+    assert list(rows[0]) == ["image", "prediction", "model", "confidence", "why", *CHANCES]
+    for row in rows:
+        mask = np.asarray(Image.open(row["prediction"]))
+        assert mask.shape == np.asarray(Image.open(row["image"])).shape
+        assert set(np.unique(mask)) <= {0, 1}
+        assert row["model"] == "global" or row["model"].startswith("personal/")
+        assert sum(float(row[chance]) for chance in CHANCES) == pytest.approx(1, abs=1e-5)
+        assert float(row["confidence"]) == max(float(row[chance]) for chance in CHANCES)
+
+
+def test_as_json(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    done = call("predict", finished("fedsm"), grey, "--to", tmp_path / "out", "--json")
+    assert (done.status, done.err) == (0, "")
+    (one,) = done.document["predictions"]
+    assert (one["image"], one["result"]) == (str(grey), str(tmp_path / "out/odd.png"))
+    assert one["chances"].keys() == {"ada", "bea", "cid"}
+
+
+def test_a_hospitals_own_model(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    for method, model in (("fedsm", "personal/bea"), ("local", "local/bea")):
+        call("predict", finished(method), grey, "--to", tmp_path / method, "--site", "bea")
+        assert [row["model"] for row in table(tmp_path / method)] == [model]
+
+
+@pytest.mark.parametrize(
+    ("method", "site", "words"),
+    [
+        ("fedsm", ["--site", "zed"], ["'zed'", "ada, bea, cid"]),
+        ("fedavg", ["--site", "ada"], ["'ada'", "--site"]),
+        ("local", [], ["--site"]),
+    ],
+)
+def test_models_that_do_not_exist(
+    method: str, site: list[str], words: list[str], finished: Finished, grey: Path, tmp_path: Path
+) -> None:
+    refused(call("predict", finished(method), grey, "--to", tmp_path / "out", *site), *words)
+
+
+def test_nifti_keeps_its_affine(finished: Finished, tmp_path: Path) -> None:
+    affine = np.array([[0, -0.5, 0, 3], [0.7, 0, 0, -2], [0, 0, 2, 9], [0, 0, 0, 1.0]])
+    picture = (np.arange(19 * 21) % 200).astype(np.int16).reshape(19, 21)
+    nibabel.save(nibabel.Nifti1Image(picture, affine), tmp_path / "a.nii.gz")
+    call("predict", finished("fedavg"), tmp_path / "a.nii.gz", "--to", tmp_path / "out")
+    mask = nibabel.load(tmp_path / "out/a.nii.gz")
+    assert mask.shape == (19, 21)
+    np.testing.assert_allclose(mask.affine, affine, atol=1e-6)
+    assert set(np.unique(np.asarray(mask.dataobj))) <= {0, 1}
+
+
+def test_images_of_one_name_in_two_folders(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    twin = tmp_path / "other/odd.png"
+    twin.parent.mkdir()
+    shutil.copy(grey, twin)
+    call("predict", finished("fedavg"), grey, twin, "--to", tmp_path / "out")
+    assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == ["in_odd.png", "other_odd.png"]
+
+
+@pytest.mark.parametrize("json_too", [[], ["--json"]])
+def test_bad_images_get_a_sentence(json_too: list[str], finished: Finished, grey: Path, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "colour.png")
+    (tmp_path / "cut.png").write_bytes(grey.read_bytes()[:60])
+    (tmp_path / "letter.txt").write_text("dear colleague")
+    (tmp_path / "empty").mkdir()
+    cases = {
+        "colour.png": ["colour", "3 channels"],
+        "cut.png": ["cannot be read"],
+        "letter.txt": ["format", ".nii.gz"],
+        "nowhere.png": ["there is no image"],
+        "empty": ["has no images"],
+    }
+    for name, words in cases.items():
+        done = call("predict", finished("fedavg"), tmp_path / name, "--to", tmp_path / "out", *json_too)
+        refused(done, str(tmp_path / name), *words)
+
+
+def test_what_is_not_a_run(federation: Path, grey: Path, tmp_path: Path) -> None:
+    refused(call("predict", federation, grey, "--to", tmp_path / "out"), "is not a run")
+
+
+def test_images_are_never_overwritten(finished: Finished, grey: Path) -> None:
+    before = grey.read_bytes()
+    call("predict", finished("fedavg"), grey.parent, "--to", grey.parent)
+    assert grey.read_bytes() == before
+
+
+def test_a_run_folder_is_enough(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """A hospital that was handed the run folder has no federation on its disk."""
+    run = tmp_path / "handed over"
+    shutil.copytree(finished("fedavg"), run)
+    text = (run / "study.toml").read_text()
+    (run / "study.toml").write_text(text.replace('federation"\n', 'elsewhere"\n', 1))
+    assert call("predict", run, grey, "--to", tmp_path / "out").status == 0
+
+
+def test_one_bad_image_among_many_is_found_before_any_work(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    (grey.parent / "z.png").write_bytes(grey.read_bytes()[:60])
+    (grey.parent / "zz.png").write_bytes(grey.read_bytes()[:60])
+    done = call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out")
+    refused(done, "z.png", "zz.png")
+    assert (tmp_path / "out/predictions.csv").exists() or not (tmp_path / "out").exists()
+
+
+def test_site_is_the_reason(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    call("predict", finished("fedsm"), grey, "--to", tmp_path / "out", "--site", "bea")
+    assert "--site" in table(tmp_path / "out")[0]["why"]

@@ -1,0 +1,138 @@
+"""A method of one number and a wire without hospitals: the loop can be followed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from consilium import engine
+from consilium.envelope import Envelope, Reply, RollCall
+from consilium.method import Method, Phase, message
+from consilium.refusal import stamped
+from consilium.run_folder import RunFolder
+from consilium.scores import Row
+from consilium.site import Predictor, Round, SiteCard, Task
+from consilium.study import Study
+from consilium.tree import Packet, flatten, unflatten
+from consilium.weights import SiteName
+from tests.toy import toy_study
+
+
+@dataclass(frozen=True)
+class Counting(Method):
+    """Every site adds its cases to x; the server takes the mean over those that answered."""
+
+    after: int = 0  # rounds of a last phase that starts from the best state and does not count
+
+    paper: ClassVar[str] = "none"
+    headline: ClassVar[str] = "global"
+
+    @message
+    class Server:
+        x: float
+        rounds: int
+
+    @message
+    class Downlink:
+        x: float
+
+    @message
+    class Uplink:
+        x: float
+        loss: float
+
+    @message
+    class Release:
+        x: float
+        home: str
+
+    def phases(self, rounds: int) -> list[Phase]:
+        after = [Phase("after", self.after, counts=False, from_best=True)] if self.after else []
+        return [Phase("train", rounds), *after]
+
+    def start(self, task: Task, roster: Any) -> Server:
+        return self.Server(0.0, 0)
+
+    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
+        return self.Downlink(server.x)
+
+    def train(self, site: Any, memory: Any, got: Downlink, round: Round) -> tuple[Uplink, Any]:
+        raise NotImplementedError("the wire answers")
+
+    def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
+        return self.Server(sum(reply.x for reply in replies.values()) / len(replies), server.rounds + 1)
+
+    def release(self, server: Server, site: SiteCard | None) -> Release:
+        return self.Release(server.x, site.name if site else "outside")
+
+    def deploy(self, task: Task, memory: Any | None, released: Release) -> Predictor:
+        raise NotImplementedError("the wire scores")
+
+
+@dataclass
+class Desk:
+    """A wire that answers for every site: `x + n`; it records what it was asked."""
+
+    n: Mapping[SiteName, int]
+    guests: tuple[SiteName, ...] = ()
+    value: Callable[[int, str, str], float | None] = lambda round, site, split: 0.5  # a score by round, site, split
+    reply: Callable[[SiteName, Envelope, Reply], Reply] = lambda site, head, reply: reply
+    backwards: bool = False  # the replies come in the opposite order
+    asked: list[tuple[int, list[SiteName]]] = field(default_factory=list)
+    orders: list[dict[SiteName, float]] = field(default_factory=list)
+    scored: list[tuple[int, str, dict[SiteName, Any]]] = field(default_factory=list)
+    delivered: dict[SiteName, Any] = field(default_factory=dict)
+    closed: int = 0
+
+    def roll_call(self) -> RollCall:
+        members = {name: SiteCard(name, i, self.n[name], ("blob",)) for i, name in enumerate(sorted(self.n))}
+        audience = {name: name in self.guests for name in sorted((*members, *self.guests))}
+        return RollCall(members, audience, {name: {"version": "1"} for name in members})
+
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
+        got = {name: unflatten(order, Counting.Downlink).x for name, order in orders.items()}
+        self.asked.append((head.round.index + 1, sorted(orders)))
+        self.orders.append(got)
+        replies = {}
+        for name in sorted(orders, reverse=self.backwards):
+            packet = stamped(flatten(Counting.Uplink(got[name] + self.n[name], 1.0)), head, name)
+            replies[name] = self.reply(name, head, Reply(packet, 0.25, memory_mb=10.0))
+        return replies
+
+    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
+        released = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
+        number = head.round.index + 1
+        self.scored.append((number, head.round.phase, released))
+        return {name: self._rows(name, number, head.round.phase) for name in released}
+
+    def _rows(self, site: SiteName, number: int, phase: str) -> list[Row]:
+        values = {split: self.value(number, site, split) for split in ("valid", "test")}
+        return [
+            Row(number, phase, "global", "", "merged", site, site in self.guests, split, "c1", "blob", "dice", value)
+            for split, value in values.items()
+            if value is not None
+        ]
+
+    def deliver(self, releases: Mapping[SiteName, Packet]) -> None:
+        self.delivered = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+SITES = {"ada": 1, "bea": 2, "cid": 6}
+
+
+def counting_study(federation: Path, after: int = 0, **plan: Any) -> Study:
+    study = toy_study(federation)
+    changed = replace(study.plan, **{"rounds": 3, "score_every": 1, **plan})
+    return replace(study, method=Counting(after), method_name="tests.core.counting:Counting", plan=changed)
+
+
+def go(study: Study, desk: Desk, runs: Path, watch: Any = None) -> RunFolder:
+    """Run, or go on with, a study of the counting method."""
+    folder = RunFolder.create(study, runs, watch)
+    engine.run(study, desk, folder)
+    return folder

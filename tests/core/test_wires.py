@@ -1,0 +1,156 @@
+"""Wires carry packets and decide nothing: the same bits whoever answers first, and however many processes there are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilium import engine, simulation
+from consilium.envelope import Envelope, Reply, card_from_json, card_to_json
+from consilium.errors import DataError
+from consilium.run_folder import RunFolder
+from consilium.simulation import Result
+from consilium.site import Round, SiteCard
+from consilium.study import Study
+from consilium.weights import SiteName
+from consilium.wires.in_process import InProcess
+from consilium.wires.processes import Pool, Processes
+from tests.contract.promises import run_in_process
+from tests.toy import toy_study, write_toy
+
+FILES = ("last.safetensors", "best.safetensors", "scores.csv")
+
+
+def short(federation: Path, method: str = "fedsm") -> Study:
+    return toy_study(federation, method, study__rounds=2, local__batch_size=4)
+
+
+@pytest.fixture(scope="session")
+def plain(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_in_process(short(federation), tmp_path_factory.mktemp("plain"))
+
+
+def assert_same(path: Path, plain: Result) -> None:
+    for file in FILES:
+        assert (path / file).read_bytes() == (plain.folder / file).read_bytes(), file
+
+
+class Backwards(InProcess):
+    """Sites are asked, and answer, in the opposite order."""
+
+    def ask(self, requests: Mapping[SiteName, Any]) -> Mapping[SiteName, Any]:
+        return super().ask({name: requests[name] for name in reversed(list(requests))})
+
+    def train(self, orders: Mapping[SiteName, Any], head: Envelope) -> Mapping[SiteName, Reply]:
+        replies = super().train(orders, head)
+        return {name: replies[name] for name in sorted(replies, reverse=True)}
+
+
+def test_the_same_bits_whoever_answers_first(federation: Path, tmp_path: Path, plain: Result) -> None:
+    study = short(federation)
+    folder = RunFolder.create(study, tmp_path)
+    engine.run(study, Backwards(study, folder.path), folder)
+    assert_same(folder.path, plain)
+
+
+class Few(Pool):
+    """Processes of other pools, so that torch need not be imported again."""
+
+    def __init__(self, processes: list[Any]) -> None:
+        super().__init__(len(processes))
+        for own in self.processes:
+            own.close()
+        while not self._idle.empty():
+            self._idle.get()
+        self.processes = processes
+        for process in processes:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@pytest.fixture(scope="module")
+def third() -> Iterator[Pool]:
+    with Pool(1) as pool:
+        yield pool
+
+
+@pytest.mark.xdist_group("pool")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_same_bits_for_any_number_of_processes(
+    workers: int, federation: Path, tmp_path: Path, plain: Result, pool: Pool, third: Pool
+) -> None:
+    with Few([*pool.processes, *third.processes][:workers]) as few:
+        result = simulation.run(short(federation), tmp_path, pool=few)
+    assert_same(result.folder, plain)
+
+
+@pytest.mark.xdist_group("pool")
+def test_a_killed_process_is_a_lost_reply_and_the_run_goes_on(federation: Path, tmp_path: Path, third: Pool) -> None:
+    def kill(event: Mapping[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 1:
+            os.kill(third.processes[0].pid, signal.SIGKILL)
+
+    study = short(federation, "fedavg")
+    folder = RunFolder.create(study, tmp_path, kill)
+    engine.run(study, Processes(study, folder.path, third), folder)
+    (event,) = [e for e in folder.events() if e["event"] == "lost"]
+    assert event["round"] == 2
+    assert "the worker process died" in event["why"]
+    assert len([e for e in folder.events() if e["event"] == "train"]) == 5  # of six
+    assert folder.finished
+
+
+def test_the_threads_of_the_caller_do_not_matter(federation: Path, tmp_path: Path, plain: Result) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert_same(run_in_process(short(federation), tmp_path).folder, plain)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_nothing_is_left_in_the_spool(plain: Result) -> None:
+    assert not (plain.folder / "spool").exists()
+
+
+def test_a_site_is_told_about_itself_only() -> None:
+    head = Envelope("run", "fedavg", Round(3, "train", 3, 9), {"ada": 2, "bea": 1}, {"ada": 0, "bea": 1})
+    told = head.for_site("bea")
+    assert (told.merged, told.best) == ({"bea": 1}, {"bea": 1})
+    assert head.for_site("cid").merged == {"cid": -1}
+    assert Envelope.from_json(told.to_json()) == told
+
+
+def test_a_card_comes_back() -> None:
+    card = SiteCard("ada", 0, 8, ("disc", "cup"))
+    assert card_from_json(card_to_json(card)) == card
+
+
+def test_a_site_without_training_cases_is_named_at_roll_call(tmp_path: Path) -> None:
+    folder = write_toy(tmp_path / "federation")
+    table = folder / "bea" / "cases.csv"
+    table.write_text(table.read_text().replace(",train,", ",test,"))
+    study = short(folder, "fedavg")
+    path = RunFolder.create(study, tmp_path / "runs").path
+    with pytest.raises(DataError, match=r"no training cases at bea: draw splits with .*or leave the site out"):
+        InProcess(study, path).roll_call()
+
+
+def test_every_broken_site_is_named_at_roll_call(tmp_path: Path) -> None:
+    folder = write_toy(tmp_path / "federation")
+    for site in ("ada", "cid"):
+        (folder / site / "images" / f"{site}000.png").write_bytes(b"no picture")
+    study = short(folder, "fedavg")
+    path = RunFolder.create(study, tmp_path / "runs").path
+    with pytest.raises(DataError) as error:
+        InProcess(study, path).roll_call()
+    assert "ada000" in str(error.value)
+    assert "cid000" in str(error.value)

@@ -1,0 +1,137 @@
+"""What the documentation shows is true: its commands can be given, its studies read, its tables are complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consilium.data.preprocess import Preprocess
+from consilium.networks import NETWORKS
+from consilium.site import Local
+from consilium.study import Plan, Source, load_study, make_study
+from consilium.tasks import TaskFields
+from tests.docs.pages import PAGES, ROOT, SHELL, Block, all_blocks, commands, sections, table, the_commands
+
+SECTIONS = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local}
+STUDIES = sorted((ROOT / "studies").glob("retina_*.toml"))
+COMING = {"suite", "analyse", "export", "audit", "partition", "import", "federation"}  # promised, not all there yet
+shown = [(block, words) for block in all_blocks(*SHELL) for words in commands(block)]
+
+
+@pytest.mark.parametrize(("block", "words"), shown, ids=lambda value: str(value) if isinstance(value, Block) else "")
+def test_every_shown_command_can_be_given(block: Block, words: list[str]) -> None:
+    known = the_commands()
+    if words[0] in COMING - known.keys():
+        pytest.skip(f"`consilium {words[0]}` is not there yet")
+    if words[0].startswith("-"):
+        assert words in (["--help"], ["--version"])
+        return
+    assert words[0] in known, f"{block}: there is no command {words[0]}"
+    if words[1:] != ["--help"]:
+        known[words[0]].make_context(words[0], words[1:])  # says what is wrong with the words
+
+
+def test_the_pages_show_commands() -> None:
+    assert len(shown) > 15
+    assert {words[0] for _, words in shown} >= {"run", "resume", "compare", "report", "predict", "check", "phantom"}
+
+
+@pytest.mark.parametrize("block", all_blocks("toml"), ids=str)
+def test_every_study_shown_can_be_read(block: Block, federation: Path) -> None:
+    tables = tomllib.loads(block.text)
+    known = {*SECTIONS, "task", "method", "release", "facts"}
+    if not tables.keys() <= known:
+        return  # a federation.toml, a site.toml, a suite
+    if {"data", "method"} <= tables.keys():
+        make_study({**tables, "data": {**tables["data"], "federation": str(federation)}})
+        return
+    for section, kind in SECTIONS.items():
+        fields = {f.name for f in dataclasses.fields(kind)}
+        assert tables.get(section, {}).keys() <= fields, f"{block}: [{section}]"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _defaults(kind: Any) -> dict[str, str]:
+    found = {}
+    for field in dataclasses.fields(kind):
+        value = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        found[field.name] = "required" if value is dataclasses.MISSING else f"`{_toml(value)}`"
+    return found
+
+
+STUDY_TABLES = {
+    "`[study]`": Plan,
+    "`[data]`": Source,
+    "`[preprocess]`": Preprocess,
+    "`[task]`": TaskFields,
+    "`[local]`": Local,
+    **{f"`{name}`": kind for name, kind in NETWORKS.items()},
+}
+
+
+@pytest.mark.parametrize("title", list(STUDY_TABLES))
+def test_the_page_on_studies_has_every_key_and_default(title: str) -> None:
+    (text,) = [text for head, text in sections(ROOT / "docs/studies.md").items() if title in head]
+    rows = {key: cells[0] for key, cells in table(text, "key").items()}
+    assert rows == _defaults(STUDY_TABLES[title])
+
+
+def test_the_page_on_commands_has_every_command_and_option() -> None:
+    page = sections(ROOT / "docs/commands.md")
+    for name, command in the_commands().items():
+        assert name in page, f"docs/commands.md has no section on {name}"
+        options = {p.opts[0] for p in command.params if p.opts[0].startswith("--")}
+        assert set(table(page[name], "option")) == options, name
+        assert f"consilium {name}" in page[name], f"docs/commands.md shows no example of {name}"
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.name)
+def test_ready_studies_are_the_papers_setting(path: Path, federation: Path) -> None:
+    assert path.read_text().splitlines()[0] == f"# consilium run studies/{path.name}"
+    assert tomllib.loads(path.read_text())["data"] == {"federation": "data/retina"}
+    study = load_study(path, [f'data.federation="{federation}"'])
+    assert study.method_name == path.stem.removeprefix("retina_")
+    assert study.name == path.stem.replace("_", "-")
+    assert (study.plan.rounds, study.preprocess.size, study.local.batch_size) == (150, (256, 256), 8)
+    assert (study.local.epochs, study.task_fields.loss) == (1, "dice")
+    assert vars(study.network)["widths"] == (16, 32, 64, 128, 256)
+    assert vars(study.network)["residual_units"] == 2
+    assert study.local.optimizer == ("sgd" if study.method_name == "scaffold" else "adam")
+    if study.method_name == "fedsm":
+        assert study.task_fields.selector == "vgg11"
+
+
+def test_the_ready_studies_are_all_there() -> None:
+    names = {path.stem.removeprefix("retina_") for path in STUDIES}
+    assert names >= {"fedsm", "fedavg", "fedprox", "scaffold", "local", "pooled"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_help_names_every_option_in_words() -> None:
+    for name, command in the_commands().items():
+        assert command.help, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"consilium {name}: {parameter.name} is not explained"
+
+
+@pytest.mark.parametrize("name", list(the_commands()))
+def test_examples_in_help_can_be_given(name: str) -> None:
+    for example in re.findall(r"Example: consilium (.*)", the_commands()[name].help or ""):
+        words = example.split()
+        the_commands()[words[0]].make_context(words[0], words[1:])

@@ -1,0 +1,112 @@
+"""FedSM-extra and the ensemble: two phases, targets by least loss, models sent once, averaged probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilium import simulation
+from consilium.errors import StudyError
+from consilium.method import Best, Valid
+from consilium.methods.fedsm_extra import FedSMEnsemble, FedSMExtra, Models
+from consilium.methods.routing import GLOBAL
+from consilium.run_folder import RunFolder
+from consilium.site import Round
+from tests.learning.small import batch, line, site, value
+from tests.toy import toy_study
+
+SELECT = Round(2, "selector", 0, 1)
+
+
+def test_the_studys_rounds_are_split_two_to_one() -> None:
+    models, selector = FedSMExtra().phases(150)
+    assert [(p.name, p.rounds, p.from_best) for p in (models, selector)] == [
+        ("models", 100, False),
+        ("selector", 50, True),
+    ]
+    assert FedSMExtra(selector_rounds=3).phases(10)[0].rounds == 7
+    with pytest.raises(StudyError, match="leaves no round"):
+        FedSMExtra(selector_rounds=10).phases(10)
+
+
+def test_a_target_is_the_model_with_the_least_loss_and_ties_go_to_the_global_one() -> None:
+    """Models y = 1x, 2x, 3x. Truth 2 at x = 1: the second is right. Truth 1.5: the first two tie."""
+    models = Models(line(1.0), {"ada": line(2.0), "bea": line(3.0)})
+    here = site(batch([1.0], [2.0]), batch([2.0], [6.0]), batch([3.0], [4.5]))
+    assert FedSMExtra().targets(here, models) == {"case1.0": 1, "case2.0": 2, "case3.0": 0}
+
+
+def test_models_are_sent_once_to_whoever_has_not_confirmed() -> None:
+    method = FedSMExtra()
+    server = FedSMExtra.Server(line(1.0), {"ada": line(2.0)}, line(0.0), False, None, ("bea",), {"ada": 1, "bea": 1})
+    cards = site(batch([1.0], [0.0]), roster=("ada", "bea")).roster
+    assert method.send(server, cards["ada"], SELECT).models is not None
+    assert method.send(server, cards["bea"], SELECT).models is None
+    assert method.send(server, cards["ada"], SELECT).global_ is None
+
+
+def test_a_site_keeps_the_models_and_its_targets() -> None:
+    method = FedSMExtra()
+    here = site(batch([1.0], [2.0]), roster=("ada", "bea"))
+    models = Models(line(1.0), {"ada": line(2.0), "bea": line(3.0)})
+    selector = here.task.initial("selector", labels=[GLOBAL, "ada", "bea"])
+    got = FedSMExtra.Downlink(None, None, models, selector)
+    uplink, memory = method.train(here, method.remember(here), got, SELECT)
+    assert uplink.holds
+    assert memory.targets == {"case1.0": 1}
+    again, _ = method.train(here, memory, FedSMExtra.Downlink(None, None, None, selector), SELECT)
+    assert torch.equal(again.selector_gradient["weight"], uplink.selector_gradient["weight"])
+
+
+def test_the_first_phase_keeps_each_model_at_its_best_and_the_second_the_best_super_model() -> None:
+    method = FedSMExtra()
+
+    def state(w: float, routes: bool, round: int, **marks: float) -> Best:
+        server = FedSMExtra.Server(line(w), {"ada": line(w)}, line(w), routes, None, (), {"ada": 1})
+        return Best(server, {key.replace("_", "/", 1): Valid(v, round) for key, v in marks.items()})
+
+    first = state(1.0, False, 1, personal_ada=0.9, other=0.1)
+    second = state(2.0, False, 2, personal_ada=0.8, other=0.2)
+    kept = method.keep(first, second)
+    assert value(kept.server.personal["ada"]) == 1.0
+    assert kept.valid["personal/ada"].round == 1
+    selecting = method.keep(kept, state(3.0, True, 3, super=0.5))
+    assert value(selecting.server.selector) == 3.0
+    assert method.keep(selecting, state(4.0, True, 4, super=0.4)) is selecting
+
+
+def test_an_ensemble_averages_probabilities(federation: Path) -> None:
+    """Two models with probabilities .9 and .5 at shares .25 and .75: .25·.9 + .75·.5 = .6."""
+    task = toy_study(federation).task
+    logits = [torch.tensor([[0.0, p]]).log_softmax(1).reshape(1, 2, 1, 1) for p in (2.1972246, 0.0)]
+    blended = task.blend(logits, torch.tensor([[0.25, 0.75]]))
+    assert blended.softmax(1)[0, 1].item() == pytest.approx(0.25 * 0.9 + 0.75 * 0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "model"), [("fedsm-extra", "super"), ("fedsm-ensemble", "ensemble")])
+def test_a_late_site_still_gets_the_models(name: str, model: str, federation: Path, tmp_path: Path) -> None:
+    """cid is away in the first selector round and joins in the second; bytes down show who got the models when."""
+    study = toy_study(
+        federation, name, study__rounds=4, method__selector_rounds=2, study__away={"cid": [3]}, study__score_every=4
+    )
+    result = simulation.run(study, tmp_path, workers=0)
+    down: dict[Any, int] = {
+        (e["round"], e["site"]): e["bytes_down"]
+        for e in RunFolder.open(result.folder).events()
+        if e["event"] == "train"
+    }
+    assert down[3, "ada"] > 3 * down[4, "ada"]
+    assert down[4, "cid"] == pytest.approx(down[3, "ada"], rel=0.02)
+    assert result.summary["headline"]["model"] == model
+
+
+def test_wrong_fields_and_a_lone_site_are_refused() -> None:
+    for wrong in ({"pull": 0.0}, {"selector_rounds": -1}, {"selector_lr": 0.0}, {"optimizer_state": "x"}):
+        with pytest.raises(StudyError, match=r"\[method\]"):
+            FedSMExtra(**wrong)
+    alone = site(batch([1.0], [0.0]))
+    with pytest.raises(StudyError, match="two sites"):
+        FedSMEnsemble().check(alone.task, alone.roster, alone.local)

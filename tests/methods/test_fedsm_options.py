@@ -1,0 +1,126 @@
+"""FedSM's options: personal models by other methods (table 6), and the three ways to train the selector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilium import simulation, tree
+from consilium.errors import StudyError
+from consilium.learning.fit import OptimizerState
+from consilium.methods.fedavg_finetune import FedAvgFinetune
+from consilium.methods.fedsm import FedSM
+from consilium.methods.pfedme import PFedMe
+from consilium.run_folder import RunFolder
+from consilium.site import Round
+from tests.learning.small import FIRST, batch, line, site, value
+from tests.toy import toy_study
+
+PFEDME = {"strength": 1.0, "inner_lr": 0.3, "lr": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("personal", "fields"), [("finetune", {}), ("apfl", {"mix": 0.3}), ("perfedavg", {}), ("pfedme", PFEDME)]
+)
+def test_a_super_model_with_personal_models_by_another_method(
+    personal: str, fields: dict[str, Any], federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, "fedsm", method__personal=personal, method__personal_fields=fields)
+    result = simulation.run(study, tmp_path, workers=0)
+    server = tree.load(result.folder / "best.safetensors", FedSM.Server)
+    digests = {server.global_.digest, *(weights.digest for weights in server.personal.values())}
+    assert len(digests) == 4, "three personal models and the global one differ"
+    assert {"super", "global", "personal"} <= set(result.summary["best"]["scores"])
+    phases = {event["phase"] for event in RunFolder.open(result.folder).events() if event["event"] == "train"}
+    assert ("adapt" in phases) == (personal in ("finetune", "perfedavg"))
+
+
+def test_the_personal_model_is_the_other_methods_own() -> None:
+    """pFedMe inside FedSM makes the same step as pFedMe alone; fine-tuning the same as FedAvg-FT."""
+    here = site(batch([1.0], [0.0]), roster=("ada", "bea"))
+    alone = PFedMe(**PFEDME)
+    _, memory = alone.train(here, alone.remember(here), PFedMe.Downlink(line(4.0)), FIRST)
+    inside = FedSM(personal="pfedme", personal_fields=PFEDME)
+    selector = here.task.initial("selector", labels=["ada", "bea"])
+    got = FedSM.Downlink(line(4.0), None, selector, None, line(4.0), None)
+    uplink, _ = inside.train(here, inside.remember(here), got, FIRST)
+    assert value(uplink.personal) == value(memory.personal)
+    adapt = Round(4, "adapt", 0, 1)
+    tuned = FedSM(personal="finetune", personal_fields={"finetune_epochs": 2})
+    uplink, _ = tuned.train(here, tuned.remember(here), FedSM.Downlink(line(4.0), None, None, None, None, None), adapt)
+    other = FedAvgFinetune(finetune_epochs=2)
+    _, kept = other.train(here, other.remember(here), FedAvgFinetune.Downlink(line(4.0)), adapt)
+    assert value(uplink.personal) == value(kept.personal)
+
+
+def test_fields_of_the_other_method_are_checked() -> None:
+    with pytest.raises(StudyError, match=r"personal_fields\.alpha"):
+        FedSM(personal="apfl", personal_fields={"alpha": 0.1})
+    with pytest.raises(StudyError, match="α must be in"):
+        FedSM(personal="apfl", personal_fields={"mix": 2.0})
+    with pytest.raises(StudyError, match="softpull"):
+        FedSM(personal_fields={"mix": 0.5})
+
+
+def selector_step(training: str, state: OptimizerState | None = None) -> tuple[Any, Any]:
+    """One round of a two-class selector y = w x at a site with two cases."""
+    method = FedSM(selector_training=training, selector_lr=0.1)
+    here = site(batch([1.0], [0.0]), batch([2.0], [0.0]), roster=("ada", "bea"), optimizer="adam")
+    selector = here.task.initial("selector", labels=["ada", "bea"])
+    got = FedSM.Downlink(line(1.0), line(1.0), selector, state, None, None)
+    uplink, _ = method.train(here, method.remember(here), got, FIRST)
+    return uplink, selector
+
+
+def test_synchronised_sends_a_gradient_and_no_moments() -> None:
+    uplink, selector = selector_step("synchronised")
+    assert uplink.selector_state is None
+    images = torch.tensor([[1.0], [2.0]])
+    weight = selector["weight"].clone().requires_grad_()
+    torch.nn.functional.cross_entropy(images @ weight.T, torch.tensor([0, 0])).backward()
+    torch.testing.assert_close(uplink.selector["weight"], weight.grad)
+
+
+def test_paper_steps_on_every_batch() -> None:
+    """Adam's first two steps of 0.1 in one direction: the weights have moved by about 0.2."""
+    uplink, selector = selector_step("paper")
+    moved = (uplink.selector["weight"] - selector["weight"]).abs()
+    assert moved.max().item() == pytest.approx(0.2, abs=0.02)
+
+
+def test_moments_takes_one_step_on_the_summed_gradient_and_averages_moments() -> None:
+    uplink, selector = selector_step("moments")
+    moved = (uplink.selector["weight"] - selector["weight"]).abs()
+    assert moved.max().item() == pytest.approx(0.1, abs=1e-3)
+    gradient, _ = selector_step("synchronised")
+    summed = 2 * gradient.selector["weight"]
+    torch.testing.assert_close(uplink.selector_state.slots["exp_avg"]["weight"], 0.1 * summed)
+    method = FedSM(selector_training="moments")
+    state = method.start(site(batch([1.0], [0.0])).task, site(batch([1.0], [0.0]), roster=("ada", "bea")).roster)
+    halves = {
+        name: FedSM.Uplink(
+            line(1.0), line(1.0), uplink.selector * s, scaled(uplink.selector_state, s), None, (), 0, 0.0, 1
+        )
+        for name, s in (("ada", 1.0), ("bea", 3.0))
+    }
+    merged = method.merge(state, halves, FIRST)
+    torch.testing.assert_close(merged.selector["weight"], 2 * uplink.selector["weight"])
+    torch.testing.assert_close(
+        merged.selector_state.slots["exp_avg"]["weight"], 2 * uplink.selector_state.slots["exp_avg"]["weight"]
+    )
+    assert merged.selector_state.step == 1
+
+
+def scaled(state: OptimizerState, factor: float) -> OptimizerState:
+    return OptimizerState(state.step, {slot: weights * factor for slot, weights in state.slots.items()})
+
+
+@pytest.mark.parametrize("training", ["moments", "paper"])
+def test_the_other_trainings_run_end_to_end(training: str, federation: Path, tmp_path: Path) -> None:
+    result = simulation.run(toy_study(federation, "fedsm", method__selector_training=training), tmp_path, workers=0)
+    refused = [e for e in RunFolder.open(result.folder).events() if e["event"] in ("lost", "refused")]
+    assert refused == []
+    assert "site_mean" in result.summary["headline"]

@@ -1,0 +1,100 @@
+"""Which runs a suite is made of, and the study of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from consilium.errors import StudyError
+from consilium.suites import load_suite
+from consilium.suites.planning import Planned, Row, candidates, check, reference, rows, study_of, trials
+from tests.suites.bench import write_suite
+
+HEAD = 'methods = ["fedavg", "scaffold", "fedsm"]\nseeds = [0, 1]'
+REST = """
+[grid]
+"method.pull" = [0.5, 0.7]
+[choose]
+"local.lr" = [0.1, 0.01]
+"method.selector_lr" = [0.001, 0.002]
+[methods.scaffold]
+"local.optimizer" = "sgd"
+"local.momentum" = 0.0
+[methods.scaffold.choose]
+"local.lr" = [0.5]
+"""
+
+
+def test_a_key_a_method_does_not_have_is_skipped_for_it(tmp_path: Path, federation: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, federation, HEAD, REST))
+    assert [row.name for row in rows(suite)] == ["FedAvg", "SCAFFOLD", "FedSM (pull 0.5)", "FedSM (pull 0.7)"]
+    fedavg, scaffold, fedsm, _ = rows(suite)
+    assert candidates(suite, fedavg) == [{"local.lr": 0.1}, {"local.lr": 0.01}]
+    assert candidates(suite, scaffold) == [{"local.lr": 0.5}]  # its own list replaces the common one
+    assert len(candidates(suite, fedsm)) == 4
+    assert trials(suite, scaffold) == []  # one candidate needs no trial
+
+
+def test_what_a_method_fixes_is_neither_chosen_nor_varied(tmp_path: Path, federation: Path) -> None:
+    rest = REST + '[methods.fedsm]\n"method.pull" = 0.9\n"local.lr" = 0.3\n"method.selector_lr" = 0.1\n'
+    suite = load_suite(write_suite(tmp_path, federation, HEAD, rest))
+    fedsm = rows(suite)[-1]
+    assert (fedsm, candidates(suite, fedsm)) == (Row("fedsm", {}), [{}])
+    study = study_of(suite, Planned(fedsm, {}, 1))
+    assert study.tables()["method"]["pull"] == 0.9
+    assert (study.local.lr, study.plan.seed, study.name) == (0.3, 1, "toy-fedsm")
+
+
+def test_the_study_of_a_run(tmp_path: Path, federation: Path) -> None:
+    suite = load_suite(write_suite(tmp_path, federation, HEAD, REST))
+    study = study_of(suite, Planned(rows(suite)[1], {"local.lr": 0.5}, 7))
+    assert (study.method_name, study.plan.seed, study.plan.rounds) == ("scaffold", 7, 2)
+    assert (study.local.optimizer, study.local.momentum, study.local.lr) == ("sgd", 0.0, 0.5)
+
+
+def test_the_base_method_counts_for_the_method_it_names(tmp_path: Path, federation: Path) -> None:
+    rest = '[base.method]\nname = "fedprox"\nmu = 0.5\n'
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg", "fedprox"]', rest))
+    fedavg, fedprox = (study_of(suite, Planned(row, {}, 0)) for row in rows(suite))
+    assert fedavg.method_name == "fedavg"
+    assert fedprox.tables()["method"]["mu"] == 0.5
+
+
+def test_suites_with_the_same_base_share_runs(tmp_path: Path, federation: Path) -> None:
+    one = load_suite(write_suite(tmp_path / "a", federation, 'methods = ["fedsm"]', '[grid]\n"method.pull" = [0.7]'))
+    two = load_suite(write_suite(tmp_path / "b", federation, HEAD.replace("seeds", 'reference = "fedavg"\nseeds')))
+    studies = [study_of(one, Planned(rows(one)[0], {}, 0)), study_of(two, Planned(rows(two)[2], {}, 0))]
+    assert studies[0].hash == studies[1].hash
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("", "FedAvg"),
+        ('reference = "scaffold"', "SCAFFOLD"),
+        ('reference = "fedsm"', "FedSM (pull 0.5)"),
+        ('reference = {method = "fedsm", "method.pull" = 0.7}', "FedSM (pull 0.7)"),
+    ],
+)
+def test_the_reference_row(tmp_path: Path, federation: Path, said: str, name: str) -> None:
+    assert reference(load_suite(write_suite(tmp_path, federation, f"{HEAD}\n{said}", REST))).name == name
+
+
+@pytest.mark.parametrize(
+    ("head", "rest", "sentence"),
+    [
+        ('reference = "local"', "", "there is no such row; the rows are FedAvg, SCAFFOLD"),
+        ("reference = 3", "", r"\[suite\] reference: write a method, or"),
+        ('labels = ["blub"]', "", r"\[suite\] labels: the federation has no label 'blub'; did you mean 'blob'\?"),
+        ("", '[choose]\n"task.widhts" = [[4, 8]]', r"\[task\] has no key 'widhts'; did you mean 'widths'\?"),
+        ("", '[choose]\n"local.lr" = [0.1, -1.0]', r"\[local\] lr = -1.0: it must be positive"),
+        ("", '[grid]\n"method.pull" = [2.0]', r"\[method\] pull = 2.0: λ must be in \(0, 1\]"),
+    ],
+)
+def test_every_study_is_checked_before_any_is_run(
+    tmp_path: Path, federation: Path, head: str, rest: str, sentence: str
+) -> None:
+    suite = load_suite(write_suite(tmp_path, federation, f"{HEAD}\n{head}", rest))
+    with pytest.raises(StudyError, match=sentence):
+        check(suite)

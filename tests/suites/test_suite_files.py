@@ -1,0 +1,61 @@
+"""The suites in studies/: they are sound, and the paper's figures are copied right."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from consilium.suites import load_suite
+from consilium.suites.planning import reference, rows, study_of, trials
+from tests.toy import write_toy
+
+STUDIES = Path(__file__).parents[2] / "studies"
+SUITES = sorted(STUDIES.glob("fedsm_table*.toml"))
+PAPER = tomllib.loads((STUDIES / "fedsm_paper.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_a_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
+    suite = load_suite(path)
+    assert suite.papers
+    assert len(suite.heading.seeds) == 3
+    assert (suite.phantom is not None) == path.stem.endswith("_quick")
+    monkeypatch.chdir(tmp_path)
+    for seed in suite.heading.seeds:  # any federation will do to make the studies
+        write_toy(tmp_path / (f"data/retina-64-s{seed}" if suite.phantom else f"data/retina{seed or ''}"))
+    for row in rows(suite):
+        for planned in trials(suite, row):
+            study_of(suite, planned)
+    assert reference(suite).method == ("fedsm" if "table7" in path.stem else "fedavg")
+
+
+def test_the_two_forms_run_the_same_methods_and_stand_beside_the_same_tables() -> None:
+    for quick in (path for path in SUITES if path.stem.endswith("_quick")):
+        one, two = load_suite(quick), load_suite(quick.with_stem(quick.stem.removesuffix("_quick")))
+        assert (list(one.kinds), one.papers, one.grid) == (list(two.kinds), two.papers, two.grid)
+
+
+@pytest.mark.parametrize("table", ["table3", "table9", "table10"])
+def test_the_papers_client_average_is_the_mean_of_its_clients(table: str) -> None:
+    """A digit copied wrongly would show; 0.001, because the paper's own figures are rounded means of three runs."""
+    for name, values in PAPER[table]["rows"].items():
+        assert statistics.fmean(values[:6]) == pytest.approx(values[6], abs=1e-3), name
+
+
+def test_table_3_is_the_mean_of_tables_9_and_10() -> None:
+    for name, values in PAPER["table9"]["rows"].items():
+        mean = [(a + b) / 2 for a, b in zip(values, PAPER["table10"]["rows"][name], strict=True)]
+        assert mean == pytest.approx(PAPER["table3"]["rows"][name], abs=1.5e-2), name
+
+
+def test_the_documented_file_is_a_suite(tmp_path: Path) -> None:
+    text = (STUDIES.parent / "docs" / "suites.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    shutil.copy(STUDIES / "fedsm_quick_base.toml", tmp_path)
+    suite = load_suite(tmp_path / "mine.toml")
+    assert [row.method for row in rows(suite)].count("fedsm") == 5

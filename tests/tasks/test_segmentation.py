@@ -1,0 +1,222 @@
+"""Segmentation: losses, decisions and scores by hand, for exclusive and for overlapping labels, in 2-D and 3-D."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from consilium.networks.unet import UNet
+from consilium.networks.vgg import SmallVGG
+from consilium.site import Batch
+from consilium.tasks.segmentation import Segmentation
+
+
+def task(contains: dict[str, tuple[str, ...]] | None = None, **changes: Any) -> Segmentation:
+    facts: dict[str, Any] = {
+        "labels": ("disc", "cup"), "dimensions": 2, "channels": 1, "model": UNet((4, 8), 1), "selector": SmallVGG((4,)),
+        "contains": contains or {}, **changes,
+    }  # fmt: skip
+    return Segmentation(**facts)
+
+
+NESTED = {"disc": ("cup",)}
+MASK = torch.tensor([[0, 1, 1, 2]])  # background, disc, disc, cup
+
+
+def marks(found: Segmentation, output: Tensor, truth: Tensor, full: bool = True) -> dict[tuple[str, str], float]:
+    return {(mark.label, mark.metric): mark.value for mark in found.score(output, truth, full)}
+
+
+def logits(mask: Tensor) -> Tensor:
+    """What a perfectly sure network says of a mask of exclusive labels."""
+    return torch.nn.functional.one_hot(mask.long(), 3).movedim(-1, 0) * 20.0 - 10.0
+
+
+# ------------------------------------------------------------------------------------------------ channels
+
+
+def test_a_label_includes_what_it_contains() -> None:
+    disc, cup = task(NESTED).channels_of(MASK[None])[0]
+    assert disc.tolist() == [[False, True, True, True]]
+    assert cup.tolist() == [[False, False, False, True]]
+
+
+def test_exclusive_labels_do_not() -> None:
+    disc, cup = task().channels_of(MASK[None])[0]
+    assert disc.tolist() == [[False, True, True, False]]
+    assert cup.tolist() == [[False, False, False, True]]
+
+
+def test_a_label_includes_what_lies_deeper() -> None:
+    deep = task({"body": ("organ",), "organ": ("tumour",)}, labels=("body", "organ", "tumour"))
+    body, _, _ = deep.channels_of(torch.tensor([[[0, 1, 2, 3]]]))[0]
+    assert body.tolist() == [[False, True, True, True]]
+
+
+def test_outputs_of_the_network() -> None:
+    """Exclusive labels have a background channel, overlapping ones none."""
+    image = torch.rand(1, 1, 8, 8)
+    assert task().network()(image).shape[1] == 3
+    assert task(NESTED).network()(image).shape[1] == 2
+    assert task().network("teacher", labels=["cup"])(image).shape[1] == 2
+    assert task().network("selector", labels=["a", "b", "c", "d"])(image).shape == (1, 4)
+
+
+# ------------------------------------------------------------------------------------------------ loss
+
+
+def test_the_loss_of_overlapping_labels_by_hand() -> None:
+    """Soft Dice of probabilities .9 .8 .6 .2 against 0 1 1 1, and of .1 .1 .1 .7 against 0 0 0 1; mean of both."""
+    chances = torch.tensor([[[0.9, 0.8, 0.6, 0.2]], [[0.1, 0.1, 0.1, 0.7]]])
+    disc = 1 - 2 * (0.8 + 0.6 + 0.2) / ((0.9 + 0.8 + 0.6 + 0.2) + 3)
+    cup = 1 - 2 * 0.7 / (1.0 + 1)
+    loss = task(NESTED).loss(torch.logit(chances)[None], Batch(torch.zeros(1), MASK[None], ("c",)))
+    assert loss.item() == pytest.approx((disc + cup) / 2, abs=1e-4)
+
+
+def test_the_loss_of_exclusive_labels_by_hand() -> None:
+    """Softmax over background, disc, cup; the background does not count."""
+    chances = torch.tensor([[[0.7, 0.2, 0.1, 0.0]], [[0.2, 0.5, 0.6, 0.1]], [[0.1, 0.3, 0.3, 0.9]]])
+    disc = 1 - 2 * (0.5 + 0.6) / ((0.2 + 0.5 + 0.6 + 0.1) + 2)
+    cup = 1 - 2 * 0.9 / ((0.1 + 0.3 + 0.3 + 0.9) + 1)
+    output = chances.clamp_min(1e-9).log()[None]
+    loss = task().loss(output, Batch(torch.zeros(1), MASK[None], ("c",)))
+    assert loss.item() == pytest.approx((disc + cup) / 2, abs=1e-4)
+
+
+def test_cross_entropy_can_be_added() -> None:
+    output, batch = logits(MASK)[None] / 10, Batch(torch.zeros(1), MASK[None], ("c",))
+    plain, both = (task(loss_name=name).loss(output, batch).item() for name in ("dice", "dice+ce"))
+    entropy = torch.nn.functional.cross_entropy(output, MASK[None].long()).item()
+    assert both == pytest.approx(plain + entropy, abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ decisions
+
+
+def test_exclusive_decisions_are_the_largest() -> None:
+    assert task().decide(logits(MASK)).tolist() == MASK.tolist()
+    assert task().decide(logits(MASK)).dtype == torch.uint8
+
+
+def test_inner_structures_overwrite_outer_ones() -> None:
+    output = torch.tensor([[[-1.0, 1.0, 1.0, 1.0]], [[-1.0, -1.0, 1.0, 1.0]]])  # cup inside disc
+    assert task(NESTED).decide(output).tolist() == [[0, 1, 2, 2]]
+    assert task(NESTED).decided_channels(output).tolist() == (output > 0).tolist()
+
+
+def test_a_decision_can_be_split_into_the_channels_it_came_from() -> None:
+    found = task(NESTED)
+    output = torch.tensor([[[-1.0, 1.0, 1.0, 1.0]], [[-1.0, -1.0, -1.0, 1.0]]])
+    mask = found.decide(output)
+    assert found.channels_of(mask[None])[0].equal(output > 0)
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+def picture(rows: slice, columns: slice, value: int = 1) -> Tensor:
+    mask = torch.zeros(4, 4, dtype=torch.long)
+    mask[rows, columns] = value
+    return mask
+
+
+def test_all_scores_by_hand() -> None:
+    """Truth 2 × 2, prediction 2 × 3 around it in a 4 × 4 picture: 4 in both, 6 in either."""
+    truth, predicted = picture(slice(0, 2), slice(0, 2)), picture(slice(0, 2), slice(0, 3))
+    found = marks(task(), logits(predicted), truth)
+    assert found["disc", "dice"] == pytest.approx(2 * 4 / (4 + 6))
+    assert found["disc", "jaccard"] == pytest.approx(4 / 6)
+    assert found["disc", "sensitivity"] == 1.0
+    assert found["disc", "specificity"] == pytest.approx((12 - 2) / 12)
+    assert found["disc", "volume_error"] == pytest.approx((6 - 4) / 4)
+    assert found["disc", "hd95"] == pytest.approx(1.0)  # one column too far
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_a_distance_is_in_pixels(shift: int) -> None:
+    truth, predicted = picture(slice(0, 1), slice(0, 1)), picture(slice(0, 1), slice(shift, shift + 1))
+    found = marks(task(), logits(predicted), truth)
+    assert found["disc", "hd95"] == pytest.approx(shift)
+    assert found["disc", "dice"] == 0.0
+
+
+def test_an_empty_truth_is_counted_not_scored() -> None:
+    nothing, something = torch.zeros(4, 4, dtype=torch.long), picture(slice(0, 2), slice(0, 2))
+    found = marks(task(), logits(something), nothing)
+    assert {key for key in found if key[0] == "disc"} == {("disc", "empty"), ("disc", "false_positive_volume")}
+    assert (found["disc", "empty"], found["disc", "false_positive_volume"]) == (1.0, 4.0)
+
+
+def test_an_empty_prediction_is_counted_as_missed() -> None:
+    nothing, something = torch.zeros(4, 4, dtype=torch.long), picture(slice(0, 2), slice(0, 2))
+    found = marks(task(), logits(nothing), something)
+    assert (found["disc", "dice"], found["disc", "sensitivity"], found["disc", "missed"]) == (0.0, 0.0, 1.0)
+    assert found["disc", "volume_error"] == -1.0
+    assert ("disc", "hd95") not in found
+
+
+def test_quick_scores_are_dice_only() -> None:
+    truth = picture(slice(0, 2), slice(0, 2))
+    assert marks(task(), logits(truth), truth, full=False) == {("disc", "dice"): 1.0, ("cup", "empty"): 1.0}
+
+
+def test_a_mask_that_fills_the_picture_has_no_specificity() -> None:
+    full = torch.ones(4, 4, dtype=torch.long)
+    assert ("disc", "specificity") not in marks(task(), logits(full), full)
+
+
+def test_nested_scores_use_whole_regions() -> None:
+    """The disc's Dice counts the cup's voxels: 3 of 3 although one of them is a cup."""
+    output = torch.tensor([[[-1.0, 1.0, 1.0, 1.0]], [[-1.0, -1.0, -1.0, -1.0]]])
+    found = marks(task(NESTED), output, MASK)
+    assert (found["disc", "dice"], found["cup", "dice"]) == (1.0, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------ inference
+
+
+def test_a_window_that_covers_the_volume_is_the_whole_volume() -> None:
+    volume = torch.rand(1, 1, 8, 16, 16, generator=torch.Generator().manual_seed(0))
+    whole, windows = (task(dimensions=3, patch=patch) for patch in ((), (8, 16, 16)))
+    start = whole.initial()
+    torch.testing.assert_close(windows.infer(start, volume), whole.infer(start, volume), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "patch"), [((10, 17, 19), (8, 8, 8)), ((5, 6, 7), (8, 8, 8)), ((7, 9, 11), ())])
+def test_odd_volumes_in_windows(size: tuple[int, ...], patch: tuple[int, ...]) -> None:
+    found = task(dimensions=3, patch=patch)
+    assert found.infer(found.initial(), torch.rand(1, 1, *size)).shape == (1, 3, *size)
+
+
+def test_odd_pictures() -> None:
+    found = task()
+    assert found.infer(found.initial(), torch.rand(2, 1, 13, 17)).shape == (2, 3, 13, 17)
+
+
+def test_inference_notices_other_weights() -> None:
+    """The network at hand is loaded again whenever the weights change, and not left in training mode."""
+    found = task()
+    image = torch.rand(1, 1, 8, 8)
+    first, second = found.initial(draw=0), found.initial(draw=1)
+    once = found.infer(first, image)
+    assert not found.infer(second, image).equal(once)
+    assert found.infer(first, image).equal(once)
+
+
+def test_starts_are_seeded_and_draws_differ() -> None:
+    assert task(seed=1).initial().digest == task(seed=1).initial().digest
+    assert len({task(seed=s).initial(draw=d).digest for s in (0, 1) for d in (0, 1)}) == 4
+    shape = task().shape()
+    assert {k: t.shape for k, t in shape.items()} == {k: t.shape for k, t in task().initial().items()}
+    assert all(tensor.device.type == "meta" for tensor in shape.values())
+
+
+def test_the_parameters_of_a_network_with_statistics() -> None:
+    normed = task(model=UNet((4, 8), 1, norm="batch"))
+    statistics = set(normed.initial()) - normed.parameters()
+    assert statistics
+    assert all(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in statistics)
