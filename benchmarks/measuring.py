@@ -61,6 +61,9 @@ class Spent:
     chain: float  # processor time of this process and of the busiest other: the seconds a quiet machine would need
 
 
+Repeat = Sequence[Spent]  # the rounds of one repeat
+
+
 class Clock:
     """Wall and processor time of this process and of others."""
 
@@ -80,14 +83,14 @@ class Clock:
         return [t.user + t.system for t in times]
 
 
-def median_ratio(ours: Sequence[Spent], theirs: Sequence[Spent], of: str = "seconds") -> float:
-    """Repeats are interleaved, so a ratio is taken within each: a busy minute then counts for both."""
-    return float(median(getattr(a, of) / getattr(b, of) for a, b in zip(ours, theirs, strict=True)))
+def median_ratio(ours: Sequence[Repeat], theirs: Sequence[Repeat], of: str = "seconds") -> float:
+    """A ratio is taken within each repeat: a busy minute then counts for both."""
+    return median(typical(a, of) / typical(b, of) for a, b in zip(ours, theirs, strict=True))
 
 
-def middle(spent: Sequence[Spent], parts: int = 1) -> float:
-    """The median seconds of one of the `parts` equal parts of a stretch."""
-    return median(s.seconds for s in spent) / parts
+def typical(repeat: Repeat, of: str = "seconds") -> float:
+    """The median round of a repeat."""
+    return float(median(getattr(spent, of) for spent in repeat))
 
 
 def load() -> float:
@@ -96,37 +99,47 @@ def load() -> float:
 
 
 class Interleaved:
-    """Watches a run; after every `block` rounds a rival does the same rounds, so that both meet the same weather.
+    """Watches a run; after every round a rival does the same round, so that both meet the same weather.
 
     Our time goes from one event to the next and leaves nothing of a round out; the run is told not to score before
-    its end. The first round of either is not timed.
+    its end. The first round of either is not timed; `per_repeat` rounds make a repeat.
     """
 
     def __init__(
-        self, block: int, pids: Sequence[int], rival: Callable[[int], None], rival_pids: Sequence[int]
+        self, per_repeat: int, pids: Sequence[int], rival: Callable[[int], None], rival_pids: Sequence[int]
     ) -> None:
-        self._block, self._rival = block, rival
+        self._per_repeat, self._rival = per_repeat, rival
         self._clock, self._rival_clock = Clock(pids), Clock(rival_pids)
-        self.ours: list[Spent] = []
-        self.theirs: list[Spent] = []
+        self._ours: list[Spent] = []
+        self._theirs: list[Spent] = []
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         if event["event"] != "round":
             return
-        done: int = event["round"]
-        if done == 1:
-            self._rival(0)
-        elif (done - 1) % self._block == 0:
-            self.ours.append(self._clock.stop())
-            time.sleep(0.2)
-            self._rival_clock.start()
-            for index in range(done - self._block, done):
-                self._rival(index)
-            self.theirs.append(self._rival_clock.stop())
-            time.sleep(0.2)  # its threads may spin a while
-        else:
-            return
+        self._ours.append(self._clock.stop())
+        self._rival_clock.start()
+        self._rival(event["round"] - 1)
+        self._theirs.append(self._rival_clock.stop())
         self._clock.start()
+
+    @property
+    def ours(self) -> list[Repeat]:
+        return self._repeats(self._ours[1:])
+
+    @property
+    def theirs(self) -> list[Repeat]:
+        return self._repeats(self._theirs[1:])
+
+    def _repeats(self, rounds: Sequence[Spent]) -> list[Repeat]:
+        return [rounds[i : i + self._per_repeat] for i in range(0, len(rounds), self._per_repeat)]
+
+    def ratio(self, of: str = "seconds") -> float:
+        return median_ratio(self.ours, self.theirs, of)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Our median round and the rival's."""
+        return median(map(typical, self.ours)), median(map(typical, self.theirs))
 
 
 # ---------------------------------------------------------------------------------------------------- memory

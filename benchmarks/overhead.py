@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.measuring import Interleaved, Measured, load, median_ratio, middle
+from benchmarks.measuring import Interleaved, Measured, load
 from benchmarks.small import small_study, write_small
 from consilium import simulation
 from consilium.machine import default_workers
@@ -16,7 +16,7 @@ from consilium.weights import Weights
 from consilium.wires.processes import Pool
 
 SITES = 6
-BLOCK = 3  # rounds per repeat
+ROUNDS = 3  # per repeat
 
 
 class ThroughFiles:
@@ -34,24 +34,21 @@ class ThroughFiles:
     def _through(self, tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         """The library maps what it loads, so writing alone moves bytes: the cheapest baseline there is."""
         save_file(tensors, self._folder / name)
-        return load_file(self._folder / name)
+        loaded: dict[str, Tensor] = load_file(self._folder / name)
+        return loaded
 
 
 def empty_rounds(folder: Path, repeats: int) -> list[Measured]:
     """Six sites, 30 MB of weights, a method that sends them back untouched."""
     data = write_small(folder / "small")
-    study = small_study(data, "benchmarks.nothing:Echo", SITES, rounds=1 + BLOCK * repeats)
+    study = small_study(data, "benchmarks.nothing:Echo", SITES, rounds=1 + ROUNDS * repeats)
     runs = folder / "empty-runs"
     shutil.rmtree(runs, ignore_errors=True)
     files = ThroughFiles(study.task.initial(), folder / "through")
     with Pool(default_workers()) as pool:
-        seen = Interleaved(BLOCK, [process.pid for process in pool.processes], files.round, [])
+        seen = Interleaved(ROUNDS, [process.pid for process in pool.processes], files.round, [])
         simulation.run(study, runs, pool=pool, watch=seen)
-    ours, theirs = seen.ours, seen.theirs
-    return [
-        Measured(
-            "overhead", f"a round of {SITES} sites that train nothing, 30 MB of weights", middle(ours, BLOCK),
-            "the same bytes through safetensors", middle(theirs, BLOCK), "s", median_ratio(ours, theirs), 3.0,
-            facts={"in processor time": median_ratio(ours, theirs, "chain"), "load": load()},
-        )
-    ]  # fmt: skip
+    ours, theirs = seen.seconds
+    what = f"a round of {SITES} sites that train nothing, 30 MB of weights"
+    facts = {"in processor time": seen.ratio("chain"), "load": load()}
+    return [Measured("overhead", what, ours, "through safetensors", theirs, "s", seen.ratio(), 3.0, facts=facts)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from benchmarks.measuring import Clock, Interleaved, Measured, load, median_ratio, middle
+from benchmarks.measuring import Clock, Interleaved, Measured, load, median_ratio
 from benchmarks.plain import BareLoop, FirstTry
 from consilium import simulation
 from consilium.data.phantoms import write_phantom
@@ -18,15 +18,15 @@ from consilium.study import Study, load_study
 from consilium.weights import Weights
 from consilium.wires.processes import Pool
 
-BLOCK = 10  # rounds of the demo per repeat
+ROUNDS = 10  # of the demo, per repeat
 LONG = 11.0  # seconds a long round should train
 AGREE = 1e-5  # largest difference of a weight between our run and the bare loop's
 
 
 def at_demo_sizes(folder: Path, repeats: int) -> list[Measured]:
     """Six retina phantom sites, 440 cases of 64 × 64, the demo's U-Net, batches of 8."""
-    study = _study(folder, epochs=1, rounds=1 + BLOCK * repeats)
-    return [_against_bare("demo", "a round of the demo's FedAvg", study, folder, BLOCK, 1.10)]
+    study = _study(folder, epochs=1, rounds=1 + ROUNDS * repeats)
+    return [_against_bare("demo", "a round of the demo's FedAvg", study, folder, ROUNDS, 1.10)]
 
 
 def long_rounds(folder: Path, repeats: int) -> list[Measured]:
@@ -37,31 +37,25 @@ def long_rounds(folder: Path, repeats: int) -> list[Measured]:
 
 def against_first_try(folder: Path, repeats: int) -> list[Measured]:
     """The demo against one process with its default threads and memory layout, sites in turn."""
-    study = _study(folder, epochs=1, rounds=1 + BLOCK * repeats)
+    study = _study(folder, epochs=1, rounds=1 + ROUNDS * repeats)
     with FirstTry(_file(study, folder)) as first:
-        seen, _ = _compete(study, folder, BLOCK, first)
-    ours, theirs = seen.ours, seen.theirs
-    return [
-        Measured(
-            "first-try", "a round of the demo's FedAvg", middle(ours, BLOCK), "one process, sites in turn",
-            middle(theirs, BLOCK), "s", median_ratio(theirs, ours), 1.30, gain=True, facts={"load": load()},
-        )
-    ]  # fmt: skip
+        seen, _ = _compete(study, folder, ROUNDS, first)
+    ours, theirs = seen.seconds
+    what, other = "a round of the demo's FedAvg", "one process, sites in turn"
+    gain = median_ratio(seen.theirs, seen.ours)
+    return [Measured("first-try", what, ours, other, theirs, "s", gain, 1.30, gain=True, facts={"load": load()})]
 
 
-def _against_bare(name: str, what: str, study: Study, folder: Path, block: int, limit: float) -> Measured:
+def _against_bare(name: str, what: str, study: Study, folder: Path, per_repeat: int, limit: float) -> Measured:
     with BareLoop(_file(study, folder), default_workers()) as bare:
-        seen, weights = _compete(study, folder, block, bare)
+        seen, weights = _compete(study, folder, per_repeat, bare)
         theirs = bare.weights(study)
     apart = max(float((weights[f"global/{key}"] - tensor).abs().max()) for key, tensor in theirs.items())
     if not apart <= AGREE:
         raise RuntimeError(f"the bare loop ended {apart:.2g} away from our weights: not the same work was compared.")
-    chain = median_ratio(seen.ours, seen.theirs, "chain")
-    return Measured(
-        name, what, middle(seen.ours, block), "a bare loop", middle(seen.theirs, block), "s",
-        median_ratio(seen.ours, seen.theirs), limit,
-        facts={"in processor time": chain, "weights differ by": apart, "load": load()},
-    )  # fmt: skip
+    facts = {"in processor time": seen.ratio("chain"), "weights differ by": apart, "load": load()}
+    ours, bare_seconds = seen.seconds
+    return Measured(name, what, ours, "a bare loop", bare_seconds, "s", seen.ratio(), limit, facts=facts)
 
 
 def _study(folder: Path, epochs: int, rounds: int) -> Study:
@@ -93,11 +87,11 @@ def _epochs(folder: Path) -> int:
         return math.ceil(4 * LONG / clock.stop().seconds)
 
 
-def _compete(study: Study, folder: Path, block: int, rival: BareLoop | FirstTry) -> tuple[Interleaved, Weights]:
+def _compete(study: Study, folder: Path, per_repeat: int, rival: BareLoop | FirstTry) -> tuple[Interleaved, Weights]:
     """Run the study with the rival's rounds in between; also the weights it ended with."""
     runs = folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)
     with Pool(default_workers()) as pool:
-        seen = Interleaved(block, [process.pid for process in pool.processes], rival.round, rival.pids)
+        seen = Interleaved(per_repeat, [process.pid for process in pool.processes], rival.round, rival.pids)
         done = simulation.run(study, runs, pool=pool, watch=seen)
     return seen, Weights(load_file(done.folder / "last.safetensors"))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from consilium import simulation
 from consilium.data.phantoms import write_phantom
+from consilium.data.site_folder import read_federation
 from consilium.machine import default_workers
 from consilium.prediction import Prediction, predict
 from consilium.reporting import write_report
@@ -44,7 +45,8 @@ class Outcome:
         show(self.comparison)
         console.print("A few test images through the super model, as a hospital would use it:")
         for p in self.predictions:
-            console.print(f"  {'/'.join(Path(p.image).parts[-3:])} -> {p.model}: {p.why}", highlight=False)
+            said = f"  {'/'.join(Path(p.image).parts[-3:])} -> {p.model}: {p.why}"
+            console.print(said, highlight=False, soft_wrap=True)
         console.print(f"\nReport: {self.folder / 'report.html'}   Runs: {self.folder / 'runs'}")
 
 
@@ -70,11 +72,8 @@ def run_demo(to: Path, rounds: int, seed: int, workers: int | None, watcher: Wat
         results += [simulation.run(studies[n], to / "runs", pool=pool, watch=watcher.show) for n in ("fedavg", "fedsm")]
     folders = [result.folder for result in results]
     comparison = compare([read_run(folder) for folder in folders])
-    images = [next(iter(sorted((data / site / "images").glob("*.png")))) for site in sorted(_sites(data))]
+    sites = read_federation(data).sites.values()
+    images = [next(case.image for case in site.cases if case.split == "test") for site in sites]
     predictions = predict(folders[-1], images, to / "predictions")
     write_report(folders, to / "report.html", "Six hospitals, four ways to train")
     return Outcome(to, comparison, predictions)
-
-
-def _sites(data: Path) -> list[str]:
-    return [path.parent.name for path in data.glob("*/site.toml")]

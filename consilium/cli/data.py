@@ -16,9 +16,9 @@ def phantom(
     kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate.")],
     to: Annotated[Path, typer.Option(help="The federation's folder; it must be new or empty.", metavar="DIR")],
     cases: Annotated[
-        int | None, typer.Option(help="All cases of all sites and splits; by default the paper's.")
+        int | None, typer.Option(help="All cases of all sites and splits; by default as many as in the paper.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels per side; by default 256.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other patients.")] = 0,
 ) -> None:
     """Write a synthetic federation as site folders.
@@ -41,7 +41,7 @@ def check(
         str | None,
         typer.Option(help="Draw empty splits by patient with these shares, e.g. 0.5,0.25,0.25, and write them."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the draw.")] = 0,
     fix: Annotated[bool, typer.Option("--fix", help="Copy the federation to --to without its broken cases.")] = False,
     to: Annotated[Path | None, typer.Option(help="Where --fix writes.", metavar="DIR")] = None,
     as_json: Json = False,

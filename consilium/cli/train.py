@@ -80,7 +80,7 @@ def resume(
 def demo(
     to: Annotated[Path, typer.Option(help="Where data, runs, predictions and report.html go.")] = Path("demo"),
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each method; by default 100.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the data and the training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the data and the training.")] = 0,
     workers: Workers = None,
 ) -> None:
     """Train six synthetic hospitals: pooled, local, FedAvg and FedSM, with a table, a report and predictions."""
