@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,27 @@ from tests.contract.promises import (
 )
 from tests.toy import toy_study
 
-every_method = pytest.mark.parametrize("name", list(METHODS))
-shared = [name for name, kind in METHODS.items() if not kind.pooled]
-every_shared_method = pytest.mark.parametrize("name", shared)
+
+def each(names: Iterable[str]) -> Any:
+    """One test per method; those of one method share a process and so the runs made once."""
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
+
+
+every_method = each(METHODS)
+every_shared_method = each(name for name, kind in METHODS.items() if not kind.pooled)
 
 
 @pytest.fixture(scope="session")
 def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An undisturbed in-process run of each method, made once."""
-    made: dict[str, Result] = {}
+    made: dict[tuple[str, str], Result] = {}
 
-    def finish(name: str) -> Result:
-        if name not in made:
-            made[name] = run_in_process(toy_study(federation, name), tmp_path_factory.mktemp(name))
-        return made[name]
+    def finish(name: str, away: dict[str, list[int]] | None = None) -> Result:
+        key = (name, str(away))
+        if key not in made:
+            study = toy_study(federation, name, study__away=away or {})
+            made[key] = run_in_process(study, tmp_path_factory.mktemp(name))
+        return made[key]
 
     return finish
 
@@ -68,7 +76,11 @@ CRASHES = ("train", "round", "score")  # before a round is committed, after it, 
 
 @pytest.mark.parametrize(
     ("name", "event"),
-    [(name, CRASHES[i % 3]) for i, name in enumerate(METHODS)] + [("fedsm", event) for event in CRASHES],
+    [
+        pytest.param(name, event, marks=pytest.mark.xdist_group(name))
+        for i, name in enumerate(METHODS)
+        for event in (CRASHES if name == "fedsm" else CRASHES[i % 3 : i % 3 + 1])
+    ],
 )
 def test_resume_is_the_uninterrupted_run(
     name: str, event: str, federation: Path, tmp_path: Path, finished: Any
@@ -85,7 +97,7 @@ def test_resume_is_the_uninterrupted_run(
         assert (path / file).read_bytes() == (whole.folder / file).read_bytes(), file
 
 
-@every_method
+@pytest.mark.parametrize("name", list(METHODS))
 @pytest.mark.xdist_group("pool")
 def test_across_processes_is_in_process(name: str, federation: Path, tmp_path: Path, finished: Any, pool: Any) -> None:
     across = simulation.run(toy_study(federation, name), tmp_path, pool=pool)
@@ -101,17 +113,16 @@ def test_one_reply_is_enough(name: str, federation: Path, tmp_path: Path) -> Non
 
 
 @every_shared_method
-def test_a_lost_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path) -> None:
+def test_a_lost_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path, finished: Any) -> None:
     def hand(site: str, head: Envelope, reply: Any) -> Any:
         return without_packet(reply) if (site, head.round.index) == ("bea", 1) else reply
 
     lost = run_tampered(toy_study(federation, name), tmp_path / "lost", hand)
-    away = run_in_process(toy_study(federation, name, study__away={"bea": [2]}), tmp_path / "away")
-    assert state(lost) == state(away)
+    assert state(lost) == state(finished(name, away={"bea": [2]}))
 
 
 @every_shared_method
-def test_a_refused_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path) -> None:
+def test_a_refused_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path, finished: Any) -> None:
     def spoil(packet: tree.Packet) -> tree.Packet:
         path = max(packet.tensors)
         return tree.Packet(packet.header, {**packet.tensors, path: packet.tensors[path] * torch.nan})
@@ -120,14 +131,13 @@ def test_a_refused_reply_leaves_the_site_as_if_away(name: str, federation: Path,
         return with_packet(reply, spoil) if (site, head.round.index) == ("bea", 1) else reply
 
     refused = run_tampered(toy_study(federation, name), tmp_path / "refused", hand)
-    away = run_in_process(toy_study(federation, name, study__away={"bea": [2]}), tmp_path / "away")
     (event,) = [e for e in refused.events() if e["event"] == "refused"]
     assert event["site"] == "bea"
     assert "not finite" in event["why"]
-    assert state(refused) == state(away)
+    assert state(refused) == state(finished(name, away={"bea": [2]}))
 
 
-@every_shared_method
+@each(["fedavg", "scaffold", "fedsm"])  # without memory, with it, with several phases
 def test_attendance_repeats_a_run(name: str, federation: Path, tmp_path: Path) -> None:
     def hand(site: str, head: Envelope, reply: Any) -> Any:
         return without_packet(reply) if (site, head.round.index) in {("bea", 1), ("cid", 2)} else reply
