@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -234,19 +235,25 @@ class Task(ABC):
 
     def shape(self, kind: str = "model", labels: Sequence[str] | None = None) -> Weights:
         """The weights' names, shapes and types, on the meta device."""
-        with torch.device("meta"):
-            return Weights.over(dict(self.network(kind, labels).state_dict()))
+        return _blueprint(self, kind, None if labels is None else tuple(labels))[0]
 
     def parameters(self, kind: str = "model", labels: Sequence[str] | None = None) -> set[str]:
         """The names of what is trained; the other names of `initial` are statistics."""
-        with torch.device("meta"):
-            return {name for name, _ in self.network(kind, labels).named_parameters()}
+        return set(_blueprint(self, kind, None if labels is None else tuple(labels))[1])
 
     def generator(self, purpose: str, *names: object) -> torch.Generator:
         return torch_generator(self.seed, purpose, *names)
 
     def on(self, device: str) -> Task:
         return replace(self, device=device)  # type: ignore[type-var]
+
+
+@lru_cache(maxsize=16)
+def _blueprint(task: Task, kind: str, labels: tuple[str, ...] | None) -> tuple[Weights, frozenset[str]]:
+    """A network's weights without memory, and its parameters' names; asked for once per site and round."""
+    with torch.device("meta"):
+        network = task.network(kind, labels)
+    return Weights.over(dict(network.state_dict())), frozenset(name for name, _ in network.named_parameters())
 
 
 # --------------------------------------------------------------------------------------------------- the site
