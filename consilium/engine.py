@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from consilium.envelope import Envelope, Reply, RollCall, card_to_json
-from consilium.errors import StudyError, WorkError
+from consilium.errors import StudyError, UserError, WorkError
 from consilium.machine import peak_memory_mb
 from consilium.method import Best, Method, Phase, Valid, timeline
 from consilium.randomness import numpy_generator
@@ -44,6 +44,10 @@ def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
     with folder.locked(), disk_errors(folder.path):
         try:
             return _Run(study, wire, folder).to_the_end()
+        except UserError:
+            if not folder.begun:
+                folder.remove()  # a study that was refused leaves nothing behind
+            raise
         finally:
             wire.close()
 
@@ -60,7 +64,12 @@ class _Run:
         folder.mend_scores()
         self.roll = wire.roll_call()
         self.roster: Roster = self.roll.members
+        folder.check_origin(self._facts())
         self.memory_mb: dict[SiteName, float] = {}
+        if study.data.pooled and not self.method.pooled and self.method.headline != "global":
+            raise StudyError(
+                "[data] pooled = true leaves one site, and this method needs several; use method 'pooled'."
+            )
         for key in ("min_sites", "sites_per_round"):
             if getattr(study.plan, key) > len(self.roster):
                 raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(self.roster)} sites.")
@@ -79,6 +88,7 @@ class _Run:
         for phase, round in self.line[done:]:
             if phase.from_best and round.step == 0 and best is not None:
                 server = best.server
+                merged.update(best.merged)  # and the memories that go with it
             start = time.perf_counter()
             replies = self._exchange(server, phase, round, merged, best.merged if best else {})
             server = self.method.merge(server, replies, round)
@@ -88,11 +98,15 @@ class _Run:
             best = self._score_if_due(phase, round, server, merged, best)
         return self._finish(server, merged, best)
 
-    def _say_hello(self, done: int) -> None:
-        self.folder.write_origin({
+    def _facts(self) -> dict[str, Any]:
+        """Who takes part, and with which cases: what may not change while a run is under way."""
+        return {
             "members": {name: card_to_json(card) for name, card in self.roster.items()},
             "sites": {name: dict(facts) for name, facts in self.roll.facts.items()},
-        })  # fmt: skip
+        }
+
+    def _say_hello(self, done: int) -> None:
+        self.folder.write_origin(self._facts())
         self.folder.note(
             "resume" if done else "start",
             method=self.study.method_name,
@@ -112,7 +126,7 @@ class _Run:
         best: Mapping[SiteName, int],
     ) -> dict[SiteName, Any]:
         """Orders out, replies in; a reply that cannot be used is left out, said, and forgotten by its site."""
-        asked = self._asked(round)
+        asked = self._asked(phase, round)
         orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
         packets = {name: flatten(order) for name, order in orders.items() if order is not None}
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, best)
@@ -139,11 +153,11 @@ class _Run:
             )
         return replies
 
-    def _asked(self, round: Round) -> list[SiteName]:
+    def _asked(self, phase: Phase, round: Round) -> list[SiteName]:
         """The sites of this round: all but those away, or a seeded draw of them."""
         plan = self.study.plan
         here = [name for name in self.roster if round.index + 1 not in plan.away.get(name, ())]
-        if plan.sites_per_round and len(here) > plan.sites_per_round:
+        if phase.counts and 0 < plan.sites_per_round < len(here):  # everyone adapts and calibrates
             draw = numpy_generator(plan.seed, "sites per round", round.index)
             here = sorted(str(name) for name in draw.choice(here, plan.sites_per_round, replace=False))
         for name in self.roster:
@@ -215,7 +229,7 @@ class _Run:
         if any(phase.from_best for phase, _ in self.line[last_round:]):  # adaptation and calibration refine the best
             best = self.folder.keep(replace(best, server=server, merged=dict(merged)))
         best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
-        last = Best(self.folder.last(self.method), {}, merged)
+        last = self.folder.last(self.method)
         for name, state, number in (("best", best, best_round), ("last", last, last_round)):
             if (number, name) not in self.folder.scored():
                 self._seal(self._final_rows(name, state, replace(final, index=number - 1)), number, name)
@@ -229,7 +243,7 @@ class _Run:
 
     def _final_rows(self, name: str, state: Best, round: Round) -> list[Row]:
         """All scores of the best or the last state; one that is both is scored once."""
-        if name == "last" and self.folder.best_is_last(state.merged):
+        if name == "last" and self.folder.best_is_last():
             rows = [row for row in self.folder.rows() if row.phase == "best"]
             return [replace(row, phase=name, round=round.index + 1) for row in rows]
         return self._score(state.server, state.merged, replace(round, phase=name), full=True)

@@ -68,6 +68,9 @@ class LocalNorm:
         theirs = {self._key(path): path for path in order.tensors}
         local = {path: key for path in reply.tensors if (key := self._key(path)) is not None and key in theirs}
         # a phase that sends no model leaves the site's normalisation as it was
+        alone = [path for path in reply.tensors if self._key(path) is not None and path not in local]
+        if alone:  # fail closed: what stays at the site has no place in this reply
+            raise StudyError(f"this method would send '{alone[0]}', which local.batchnorm keeps at the site.")
         own = Weights({**(before or {}), **{key: reply.tensors[path] for path, key in local.items()}})
         tensors = {
             path: order.tensors[theirs[local[path]]] if path in local else tensor

@@ -14,11 +14,15 @@ import torch
 
 from consilium.data.images import IMAGE_SUFFIXES, read_image, suffix_of, write_mask
 from consilium.data.preprocess import forward, invert
+from consilium.envelope import card_from_json
 from consilium.errors import DataError, StudyError
 from consilium.export.package import is_package, open_package
+from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
+from consilium.method import Best
 from consilium.run_folder import RunFolder, write_text
-from consilium.site import Answer, Choice, Predictor
+from consilium.site import Answer, Choice, Predictor, Task
+from consilium.store import MemoryShelf, read_json
 from consilium.study import Study
 
 
@@ -49,9 +53,23 @@ def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor
             "sites, so there is no whole model to predict with here."
         )
     server = folder.server(study.method)
-    device = pick_device(study.local.device, 0)
-    predictor = study.method.deploy(study.task.on(device), None, study.method.release(server, None))
+    task = study.task.on(pick_device(study.local.device, 0))
+    best = folder.best(study.method) if site else None
+    if site and best is not None and site in best.merged:
+        own = _at_home(folder, study, task, server, site, best)
+        if own.of == site:
+            return study, own
+    predictor = study.method.deploy(task, None, study.method.release(server, None))
     return study, predictor.of_site(site) if site else predictor
+
+
+def _at_home(folder: RunFolder, study: Study, task: Task, server: Any, site: str, best: Best) -> Predictor:
+    """What a site of the run would use: with its own memory, for methods whose personal part never left it."""
+    cards = read_json(folder.path / "origin.json")["members"]
+    kept = LocalNorm.of(task, study.local.batchnorm, site).kept(study.method)
+    memory = MemoryShelf(folder.path / "sites" / site / "memory", site).at(best.merged[site], kept)
+    release = study.method.release(server, card_from_json(cards[site]))
+    return study.method.deploy(task, memory.memory if memory else None, release)
 
 
 def predict(run: Path, images: Sequence[Path], to: Path, site: str | None = None) -> list[Prediction]:

@@ -42,6 +42,8 @@ def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: S
                 return f"'{path}/{name}' is {_kind(tensor)}, where the study's network has {_kind(like)}"
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 return f"'{path}/{name}' holds values that are not finite"
+    for path in got.tensors.keys() ^ want.tensors.keys():
+        return f"'{path}' is {'missing' if path in want.tensors else 'not expected in this phase'}"
     for path, tensor in got.tensors.items():
         model = want.tensors.get(path)
         if model is not None and (tensor.shape != model.shape or tensor.dtype != model.dtype):

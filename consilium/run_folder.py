@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,8 +49,11 @@ class RunFolder:
     @classmethod
     def create(cls, study: Study, runs: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
         path = cls.path_of(study, runs)
-        path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "study.toml", study.to_toml())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_text(path / "study.toml", study.to_toml())
+        except OSError as error:
+            raise RunError(f"cannot make the run folder {path}: {error.strerror}; name another with --runs.") from error
         return cls(path, study, watch)
 
     @staticmethod
@@ -127,6 +131,23 @@ class RunFolder:
                 with path.open("rb+") as file:
                     file.truncate(text.rfind(b"\n") + 1)
 
+    def check_origin(self, facts: Mapping[str, Any]) -> None:
+        """Refuse to go on with other sites or other cases than the run began with."""
+        if not self.begun:
+            return
+        before = read_json(self.path / "origin.json")
+        for key in ("members", "sites"):
+            old, new = before.get(key, {}), json.loads(json.dumps(facts[key]))
+            for name in sorted(old.keys() | new.keys()):
+                if old.get(name) != new.get(name):
+                    raise RunError(
+                        f"site '{name}' has other cases, labels or preprocessing than when {self.path} began; restore "
+                        "its tables, or start the study again."
+                    )
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def write_origin(self, facts: Mapping[str, Any]) -> None:
         write_json({"format": FORMAT, **origin(), **facts}, self.path / "origin.json")
 
@@ -137,7 +158,7 @@ class RunFolder:
         self._states.mkdir(parents=True, exist_ok=True)
         document = self._store.put(server)
         if phase.counts:
-            write_json(document, self._states / "last.json")
+            write_json({"server": document, "merged": dict(merged)}, self._states / "last.json")
         write_json({"round": round.index, "merged": dict(merged), "server": document}, self._state_path(round.index))
         if self.study.plan.keep_rounds != "all":
             for index in self._rounds()[:-2]:
@@ -155,8 +176,9 @@ class RunFolder:
     def resume(self, method: Method) -> State | None:
         """The last committed state, or None before the first round."""
         rounds = self._rounds()
-        told = [event["round"] for event in self.events() if event["event"] == "round"]
-        if bool(rounds) != bool(told):
+        events = self.events()
+        told = any(event["event"] == "round" for event in events)
+        if (told and not rounds) or (rounds and not events):
             lost = self._states if told else self.path / "journal.jsonl"
             raise RunError(f"{lost} is missing or empty, but the run has made rounds; restore it, or delete the run.")
         if not rounds:
@@ -173,14 +195,15 @@ class RunFolder:
         valid = {key: Valid(value, round) for key, (value, round) in facts["valid"].items()}
         return Best(self._read(facts["server"], method), valid, facts.get("merged", {}))
 
-    def best_is_last(self, merged: Mapping[SiteName, int]) -> bool:
+    def best_is_last(self) -> bool:
         """Whether the best state is the last one, memories included."""
-        best = read_json(self._states / "best.json")
-        return bool(best["server"] == read_json(self._states / "last.json") and best["merged"] == dict(merged))
+        best, last = read_json(self._states / "best.json"), read_json(self._states / "last.json")
+        return bool(best["server"] == last["server"] and best["merged"] == last["merged"])
 
-    def last(self, method: Method) -> Any:
-        """The server after the last of the paper's rounds."""
-        return self._read(read_json(self._states / "last.json"), method)
+    def last(self, method: Method) -> Best:
+        """The server after the last of the paper's rounds, and the memories that go with it."""
+        facts = read_json(self._states / "last.json")
+        return Best(self._read(facts["server"], method), {}, facts["merged"])
 
     def _read(self, document: Mapping[str, Any], method: Method) -> Any:
         try:
@@ -196,8 +219,7 @@ class RunFolder:
 
     def _documents(self) -> Iterator[Mapping[str, Any]]:
         for path in self._states.glob("*.json"):
-            facts = read_json(path)
-            yield facts.get("server", facts)
+            yield read_json(path)["server"]
 
     # ------------------------------------------------------------------------------------ scores
 
@@ -235,7 +257,7 @@ class RunFolder:
         best = self.best(method)
         assert best is not None
         tree.save(best.server, self.path / "best.safetensors")
-        tree.save(self.last(method), self.path / "last.safetensors")
+        tree.save(self.last(method).server, self.path / "last.safetensors")
         write_json(summary, self.path / "summary.json")
 
     def summary(self) -> Mapping[str, Any]:

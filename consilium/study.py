@@ -58,6 +58,8 @@ class Plan:
         for site, rounds in self.away.items():
             if any(round < 1 for round in rounds):
                 raise StudyError(f"[study] away.{site} = {list(rounds)}: rounds count from 1.")
+        if len(set(self.sites)) < len(self.sites):
+            raise StudyError(f"[study] sites = {list(self.sites)}: a site is named twice.")
         both = set(self.sites) & set(self.leave_out)
         if both:
             raise StudyError(f"[study] '{min(both)}' is in both sites and leave_out; choose one.")
@@ -144,8 +146,10 @@ def load_study(path: Path | str, changes: Sequence[str] = ()) -> Study:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"cannot read the study {path}: {error}.") from error
+    except OSError as error:
+        raise StudyError(f"cannot read the study {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise StudyError(f"cannot read the study {path}: it is not text in UTF-8.") from error
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -204,8 +208,8 @@ def _located(data: Source, beside: Path | None) -> Source:
             return replace(data, federation=str((folder / data.federation).resolve()))
     raise StudyError(
         f"[data] federation = {data.federation!r}: there is no such folder here"
-        f"{f' or beside {beside}' if beside else ''}. Make one with `consilium phantom retina --to {data.federation}`, "
-        "or name yours."
+        f"{f' or beside the study in {beside}' if beside and beside.name else ''}. Make one with "
+        f"`consilium phantom retina --to {data.federation}`, or name yours."
     )
 
 
@@ -227,7 +231,7 @@ def _method(table: Mapping[str, Any]) -> tuple[str, Method]:
     kind: Any = imported(name, "method", Method) if ":" in name else METHODS.get(name)
     if kind is None:
         raise StudyError(f"[method] name = '{name}': there is no such method{_hint(name, METHODS)}")
-    return name, fill(kind, table, f"method] of {name} [method")
+    return name, fill(kind, table, "method", about=f" of {name}")
 
 
 def _task(table: Mapping[str, Any], facts: Facts) -> tuple[TaskFields, Network]:
@@ -269,14 +273,14 @@ def _hint(word: str, valid: Iterable[str]) -> str:
 # -------------------------------------------------------------------------------------------------- dataclasses
 
 
-def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str) -> T:
+def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str, about: str = "") -> T:
     """A dataclass from a TOML table, with every key and type checked."""
     hints = get_type_hints(kind)
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     values = {}
     for key, value in table.items():
         if key not in known:
-            raise StudyError(f"[{section}] has no key '{key}'{_hint(key, known)}")
+            raise StudyError(f"[{section}]{about} has no key '{key}'{_hint(key, [*known, 'name'] if about else known)}")
         values[key] = _typed(value, hints[key], f"[{section}] {key}")
     missing = [
         f.name for f in fields(kind)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilium import __version__
 from consilium.data.cache import SiteArrays, open_site
 from consilium.data.cases import Cases
 from consilium.data.site_folder import Federation
@@ -40,6 +42,7 @@ class Worker:
     norm: LocalNorm
     member: bool
     outside: bool
+    hidden: tuple[str, ...]  # labels this site does not annotate: unknown there, so not scored
     release_file: Path
 
     def train(self, order: Packet, head: Envelope) -> Packet:
@@ -98,10 +101,10 @@ class Worker:
         for batch in self.site.data.whole(split, 16):
             answer = predictor.answer(batch.images, batch.volume)
             if batch.volume:
-                marks = self.site.task.score(answer.output.transpose(0, 1), batch.truth, head.full)
+                marks = self._marks(answer.output.transpose(0, 1), batch.truth, head.full)
                 rows += [row(volume_of(batch), mark.label, mark.metric, mark.value) for mark in marks]
             for i, case in enumerate(batch.cases):
-                marks = self.site.task.score(answer.output[i], batch.truth[i], head.full and not batch.volume)
+                marks = self._marks(answer.output[i], batch.truth[i], head.full and not batch.volume)
                 if batch.volume:  # slices without the organ have no score; the volume counts what is found there
                     marks = [Mark(m.label, f"slice_{m.metric}", m.value) for m in marks if m.metric != "empty"]
                 rows += [row(case, mark.label, mark.metric, mark.value) for mark in marks]
@@ -117,6 +120,9 @@ class Worker:
                 truths += list(batch.truth)
         rows += [row("", m.label, m.metric, m.value) for m in self.site.task.score_all(outputs, truths, head.full)]
         return iter(rows)
+
+    def _marks(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
+        return [mark for mark in self.site.task.score(output, truth, full) if mark.label not in self.hidden]
 
     def deliver(self, release: Packet) -> None:
         """Store the release beside the memory, for use without the server."""
@@ -178,6 +184,7 @@ def open_worker(study: Study, federation: Federation, site: SiteName, roster: Ro
         LocalNorm.of(task, study.local.batchnorm, site),
         member,
         outside=not member and site not in members_of(study, federation) and site != POOLED,
+        hidden=() if site == POOLED else tuple(set(federation.labels) - set(annotated_at(study, federation, site))),
         release_file=place / "release.safetensors",
     )
 
@@ -186,4 +193,13 @@ def site_facts(study: Study, federation: Federation, site: SiteName) -> dict[str
     """What a site says at roll call."""
     arrays = open_arrays(study, federation, site)
     n = len(Cases((arrays,), slices=bool(study.preprocess.slices)))
-    return {"name": site, "n": n, "labels": list(annotated_at(study, federation, site)), "cases": len(arrays.cases)}
+    table = "\n".join(f"{case.name},{case.patient},{case.split}" for case in arrays.cases)
+    return {
+        "name": site,
+        "n": n,
+        "labels": list(annotated_at(study, federation, site)),
+        "cases": len(arrays.cases),
+        "table": hashlib.sha256(table.encode()).hexdigest()[:16],
+        "arrays": arrays.folder.name,  # content and preprocessing, by hash
+        "version": __version__,
+    }

@@ -141,7 +141,7 @@ def fix(folder: Path, to: Path) -> list[str]:
         raise DataError(f"{to} is already there; give --to a folder that is empty or new.")
     tables = survey(folder)
     federation = tables.federation
-    common = [fault for fault in tables.faults if not fault.site]
+    common = [fault for fault in tables.faults if not fault.site or fault.file.endswith("site.toml")]
     refuse(common, f"{folder}, which cannot be mended by leaving cases out")
     assert federation is not None  # without it there is a common fault
     left_out = [f"left out: {fault}" for fault in tables.faults]

@@ -36,6 +36,10 @@ class Bench:
         with precision(self.site):
             loss = self.site.task.loss(self.module(batch.images), batch)
         grads = torch.autograd.grad(loss, list(self.parameters.values()))
+        if self.site.local.clip:
+            length = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+            scale = min(1.0, self.site.local.clip / (length.item() + 1e-6))
+            grads = tuple(grad * scale for grad in grads)
         return dict(zip(self.parameters, grads)), loss.item()
 
     def weights(self, values: Mapping[str, Tensor] | None = None) -> Weights:

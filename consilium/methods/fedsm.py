@@ -132,7 +132,12 @@ class FedSM(Method):
         for name in self.personal_fields:
             if name not in known:
                 raise StudyError(f"[method] personal_fields.{name}: {self.personal} has the fields {', '.join(known)}.")
-        return kind(**self.personal_fields)
+        try:
+            return kind(**self.personal_fields)
+        except TypeError as error:
+            raise StudyError(
+                f"[method] personal_fields = {dict(self.personal_fields)}: a value is of the wrong type."
+            ) from error
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
         if len(roster) < 2:
@@ -293,7 +298,7 @@ class FedSM(Method):
 
         def better(key: str, ties_to_later: bool = False) -> bool:
             if key not in now.valid:
-                return False
+                return key not in valid  # a site without validation cases keeps its latest model
             gain = now.valid[key].value - valid[key].value if key in valid else 1.0
             if gain > 0 or (ties_to_later and gain == 0):
                 valid[key] = now.valid[key]

@@ -190,6 +190,9 @@ class LateSelector(Method):
                 changed["global_"] = now.server.global_
             elif kind == "personal" and site:
                 changed["personal"][site] = now.server.personal[site]
+        for site, weights in now.server.personal.items():
+            if f"personal/{site}" not in valid:  # without validation cases: the latest
+                changed["personal"][site] = weights
         return Best(self._with(best.server, **changed), valid, now.merged)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:

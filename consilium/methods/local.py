@@ -85,7 +85,9 @@ class Local(Method):
         local, valid = dict(best.server.local), dict(best.valid)
         for name, weights in now.server.local.items():
             key = f"local/{name}"
-            if key in now.valid and (key not in valid or now.valid[key].value > valid[key].value):
+            if key not in now.valid and key not in valid:
+                local[name] = weights  # without validation cases: the latest
+            elif key in now.valid and (key not in valid or now.valid[key].value > valid[key].value):
                 local[name], valid[key] = weights, now.valid[key]
         return Best(self.Server(local), valid, now.merged)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import ClassVar
 
 from torch import Tensor
@@ -140,7 +140,8 @@ def meta_gradient(bench: Bench, batches: list[Batch], how: PerFedAvg) -> tuple[d
 def meta_adapted(site: Site, weights: Weights, lr: float, steps: int, round: Round) -> Weights:
     """A site's own model: plain steps on batches of its training cases."""
     bench = Bench(site, weights)
-    for batch in islice(seeded_batches(site, round), steps):
+    passes = (seeded_batches(site, round) for _ in range(steps))  # as many passes over the batches as the steps need
+    for batch in islice(chain.from_iterable(passes), steps):
         gradient, _ = bench.gradient(batch)
         bench.set(stepped(bench.values(), gradient, lr))
     return bench.weights()

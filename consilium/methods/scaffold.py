@@ -61,10 +61,10 @@ class Scaffold(Method):
             raise StudyError(f"[method] lr = {self.lr}: it must be positive, or 0 for the study's [local] lr.")
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
-        if local.optimizer != "sgd" or local.momentum or local.weight_decay:
+        if local.optimizer != "sgd" or local.momentum or local.weight_decay or local.clip:
             raise StudyError(
-                "SCAFFOLD is defined for plain SGD; set local.optimizer = 'sgd', local.momentum = 0 and "
-                "local.weight_decay = 0 (and a learning rate to suit, for instance method.lr = 0.1)."
+                "SCAFFOLD is defined for plain SGD; set local.optimizer = 'sgd', local.momentum = 0, "
+                "local.weight_decay = 0 and local.clip = 0 (and a learning rate to suit, for instance method.lr = 0.1)."
             )
         return []
 

@@ -350,7 +350,8 @@ def _end_labels(
 
 def _limits(series: Sequence[Sequence[float]], bound: float | None, lower: bool) -> tuple[float, float]:
     """Room for the second half of the rounds: in the first, every method is far from where it ends."""
-    values = [value for found in series for value in found[len(found) // 2 :] if math.isfinite(value)]
+    late = [found[len(found) // 2 :] if len(found) > 6 else found for found in series]  # a few points: all of them
+    values = [value for found in late for value in found if math.isfinite(value)]
     values += [] if bound is None else [bound]
     if not values:
         return 0.0, 1.0

@@ -55,9 +55,17 @@ def _names(runs: Sequence[RunView]) -> list[str]:
     for run in runs:
         same = [settings(other) for other in runs if other.method == run.method]
         mine = settings(run)
-        keys = [key for key in mine if key not in _APART and any(other.get(key) != mine[key] for other in same)]
-        details = ", ".join(f"{key.rpartition('.')[2]} {mine[key]}" for key in keys)
+        differ = [key for key in mine if key not in _APART and any(other.get(key) != mine[key] for other in same)]
+        keys = [key for key in differ if not key.startswith("facts.")]  # they follow from the federation
+        details = ", ".join(f"{key.rpartition('.')[2]} {_short(mine[key])}" for key in keys)
         name = NAMES.get(run.method, run.method)
+        if len(keys) > 3:
+            details = run.name  # a list of settings is no name
         names.append(f"{name} ({details})" if details else name)
     # an older study may lack the very key that sets them apart
     return [name if names.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(names, runs, strict=True)]
+
+
+def _short(value: object) -> str:
+    """A setting in a name: of a path, which says where someone's data lie, only the last part."""
+    return str(value).rpartition("/")[2] if isinstance(value, str) else str(value)

@@ -178,7 +178,9 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     if not finished:
         raise RunError(f"{runs[0].folder} is not finished; go on with `consilium resume {runs[0].folder}`.")
     metric, label = _common_score(finished)
-    found = groups(finished)
+    # named among all runs, finished or not, so that a page calls a group by one name everywhere
+    every = [replace(group, runs=tuple(run for run in group.runs if run.summary)) for group in groups(runs)]
+    found = tuple(group for group in every if group.runs)
     lines = [line for group in found for line in _lines(group)]
     return Comparison(
         metric=metric,

@@ -86,10 +86,8 @@ class Segmentation(Task):
         return mask
 
     def decided_channels(self, output: Tensor) -> Tensor:
-        """Logits of one case as one Boolean channel per label."""
-        if self.overlapping:
-            return output > 0
-        return self.channels_of(output.argmax(0, keepdim=True))[0]
+        """Logits of one case as one Boolean channel per label: of the mask that is delivered, so a cup is also disc."""
+        return self.channels_of(self.decide(output)[None])[0]
 
     def score(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
         predicted, true = self.decided_channels(output), self.channels_of(truth.unsqueeze(0))[0]

@@ -6,7 +6,6 @@ import errno
 import time
 import traceback
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ class Hospitals:
 
     def __init__(self) -> None:
         self._workers: dict[tuple[str, str], Worker] = {}
+        self._studies: dict[str, tuple[Study, Federation]] = {}
 
     def answer(self, request: Request) -> Answer:
         """Do what a request asks; a failure is part of the answer, never an exception."""
@@ -46,7 +46,7 @@ class Hospitals:
         return {**result, "seconds": time.perf_counter() - start, "memory_mb": peak_memory_mb()}
 
     def _card(self, request: Request) -> Answer:
-        study, federation = _study(request["run"])
+        study, federation = self._study(request["run"])
         return site_facts(study, federation, request["site"])
 
     def _train(self, request: Request) -> Answer:
@@ -67,6 +67,7 @@ class Hospitals:
     def _close(self, request: Request) -> Answer:
         """Forget a run's sites and the networks kept at hand, or a pool would grow from run to run."""
         self._workers = {key: worker for key, worker in self._workers.items() if key[0] != request["run"]}
+        self._studies.pop(request["run"], None)
         workbench.cache_clear()
         bench.cache_clear()
         return {}
@@ -74,13 +75,13 @@ class Hospitals:
     def _worker(self, request: Request) -> Worker:
         key = (request["run"], request["site"])
         if key not in self._workers:
-            study, federation = _study(request["run"])
+            study, federation = self._study(request["run"])
             roster: Roster = {name: card_from_json(card) for name, card in request["roster"].items()}
             self._workers[key] = open_worker(study, federation, request["site"], roster, Path(request["run"]))
         return self._workers[key]
 
-
-@lru_cache(maxsize=4)
-def _study(run: str) -> tuple[Study, Federation]:
-    study = load_study(Path(run) / "study.toml")
-    return study, study.federation()
+    def _study(self, run: str) -> tuple[Study, Federation]:
+        if run not in self._studies:
+            study = load_study(Path(run) / "study.toml")
+            self._studies[run] = study, study.federation()
+        return self._studies[run]

@@ -59,7 +59,9 @@ class SimulatedWire(ABC):
             cards = [SiteCard(m, i, n[m], tuple(answers[m]["labels"])) for i, m in enumerate(members)]
         self.roster = {card.name: card for card in cards}
         audience = {name: name in guests for name in sorted((*members, *guests))}
-        return RollCall(self.roster, audience, {name: dict(answers[name]) for name in (*members, *guests)})
+        measured = ("seconds", "memory_mb")
+        facts = {name: {k: v for k, v in answers[name].items() if k not in measured} for name in (*members, *guests)}
+        return RollCall(self.roster, audience, facts)
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
         answers = self._exchange("train", orders, head)

@@ -23,7 +23,7 @@ def events(folder: RunFolder, kind: str) -> list[Any]:
 
 
 def last_x(folder: RunFolder) -> float:
-    return float(folder.last(Counting()).x)
+    return float(folder.last(Counting()).server.x)
 
 
 # ---------------------------------------------------------------------------------------------- attendance

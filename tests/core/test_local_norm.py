@@ -124,7 +124,7 @@ def test_a_sites_own_come_back(run: tuple[str, Seen]) -> None:
             {MEAN, VAR, COUNT, "weight", "bias"} if policy == "local" else {MEAN, VAR, COUNT}
         )
         assert {kept[path].item() for path in kept if path.endswith(COUNT)} == {2 * steps}
-        release = flatten(study.method.release(folder.last(study.method), worker.site.card))
+        release = flatten(study.method.release(folder.last(study.method).server, worker.site.card))
         predictor: Any = worker.predictor(release, merged=1)
         for path, tensor in kept.items():
             assert predictor.weights[path.removeprefix("global/")].equal(tensor)

@@ -172,7 +172,7 @@ def test_the_run_goes_on_without_it(spoilt: RunFolder) -> None:
 
 
 def test_nothing_of_a_refused_update_is_in_the_model(spoilt: RunFolder, federation: Path) -> None:
-    server = spoilt.last(toy_study(federation).method)
+    server = spoilt.last(toy_study(federation).method).server
     assert all(torch.isfinite(tensor).all() for tensor in server.global_.values())
 
 

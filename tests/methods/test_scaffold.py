@@ -104,7 +104,7 @@ def test_an_absent_site_keeps_its_variate() -> None:
     ],
 )
 def test_anything_but_plain_sgd_is_refused(local: dict[str, Any]) -> None:
-    with pytest.raises(StudyError, match=r"plain SGD; set local.optimizer = 'sgd', local.momentum = 0 and"):
+    with pytest.raises(StudyError, match=r"plain SGD; set local.optimizer = 'sgd', local.momentum = 0, "):
         Scaffold().check(None, {}, Local(**local))  # type: ignore[arg-type]
 
 

@@ -1,0 +1,110 @@
+"""Going on with a run: only with the sites, cases and memories it began with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consilium import simulation
+from consilium.errors import RunError, StudyError
+from consilium.method import Best, Valid
+from consilium.methods.fedsm import FedSM
+from consilium.methods.local import Local
+from consilium.prediction import open_predictor
+from consilium.run_folder import RunFolder
+from tests.contract.promises import Interrupted, crash_after, run_in_process
+from tests.learning.small import line, value
+from tests.toy import toy_study
+
+
+@pytest.fixture
+def own(federation: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(federation, tmp_path / "own"))
+
+
+def stopped(study: Any, runs: Path) -> Path:
+    with pytest.raises(Interrupted):
+        run_in_process(study, runs, crash_after("round", 1))
+    (folder,) = runs.iterdir()
+    return folder
+
+
+def test_a_stop_right_after_the_first_commit_can_be_resumed(federation: Path, tmp_path: Path) -> None:
+    """The round is committed before its event is written: the journal has a start, but no round."""
+    folder = stopped(toy_study(federation), tmp_path / "runs")
+    journal = folder / "journal.jsonl"
+    journal.write_text("".join(line for line in journal.read_text().splitlines(True) if '"round", ' not in line))
+    assert simulation.resume(folder, workers=0).summary["headline"]["site_mean"] > 0
+
+
+def test_changed_cases_are_refused(own: Path, tmp_path: Path) -> None:
+    folder = stopped(toy_study(own), tmp_path / "runs")
+    table = own / "ada/cases.csv"
+    swapped = table.read_text().replace(",train,", ",x,").replace(",test,", ",train,").replace(",x,", ",test,")
+    table.write_text(swapped)
+    with pytest.raises(RunError, match="'ada' has other cases"):
+        simulation.resume(folder, workers=0)
+
+
+def test_another_site_is_refused(own: Path, tmp_path: Path) -> None:
+    folder = stopped(toy_study(own), tmp_path / "runs")
+    shutil.copytree(own / "cid", own / "dan")
+    toml = own / "dan/site.toml"
+    toml.write_text(toml.read_text().replace("cid", "dan"))
+    with pytest.raises(RunError, match="'dan'"):
+        simulation.resume(folder, workers=0)
+
+
+def test_a_refused_study_leaves_no_folder(federation: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError):
+        simulation.run(toy_study(federation, study__min_sites=9), tmp_path / "runs", workers=0)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_site_without_validation_cases_keeps_its_latest_model() -> None:
+    def state(w: float, round: int) -> Best:
+        server = Local.Server({"ada": line(w), "bea": line(w)})
+        return Best(server, {"local/ada": Valid(1.0 / round, round)})
+
+    kept = Local().keep(state(1.0, 1), state(2.0, 2)).server.local
+    assert {name: value(weights) for name, weights in kept.items()} == {"ada": 1.0, "bea": 2.0}
+    server = FedSM.Server(line(1.0), {"ada": line(1.0)}, line(1.0), None, None, 0.0, {"ada": 1})
+    later = FedSM.Server(line(2.0), {"ada": line(2.0)}, line(2.0), None, None, 0.0, {"ada": 1})
+    assert value(FedSM().keep(Best(server, {}), Best(later, {})).server.personal["ada"]) == 2.0
+
+
+def test_everyone_adapts_though_few_are_drawn(federation: Path, tmp_path: Path) -> None:
+    study = toy_study(federation, "fedavg-finetune", study__sites_per_round=1)
+    folder = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder)
+    adapted = {row.site for row in folder.rows() if row.phase == "best" and row.when == "adapted"}
+    assert adapted == {"ada", "bea", "cid"}
+
+
+def test_the_last_state_has_its_own_memories(federation: Path, tmp_path: Path) -> None:
+    """Adaptation belongs to the best state; the last one is scored as it was when the rounds ended."""
+    folder = RunFolder.open(simulation.run(toy_study(federation, "fedavg-finetune"), tmp_path, workers=0).folder)
+    when = {
+        phase: {row.when for row in folder.rows() if (row.phase, row.model) == (phase, "personal")}
+        for phase in ("best", "last")
+    }
+    assert when == {"best": {"adapted"}, "last": {"merged"}}
+
+
+@pytest.mark.parametrize("name", ["apfl", "pfedme"])
+def test_a_personal_model_that_never_left_can_be_used(name: str, federation: Path, tmp_path: Path) -> None:
+    result = simulation.run(toy_study(federation, name), tmp_path, workers=0)
+    _, predictor = open_predictor(result.folder, "bea")
+    assert (predictor.model, predictor.of) == ("personal", "bea")
+    assert open_predictor(result.folder)[1].model == "global"
+
+
+def test_labels_a_site_does_not_annotate_are_not_scored(own: Path, tmp_path: Path) -> None:
+    toml = own / "federation.toml"
+    toml.write_text(toml.read_text().replace('labels = ["blob"]', 'labels = ["blob", "ring"]'))
+    study = toy_study(own, data__annotated={"ada": ["ring"]})
+    rows = RunFolder.open(simulation.run(study, tmp_path / "runs", workers=0).folder).rows()
+    assert {row.label for row in rows if row.site == "ada"} == {"ring"}
+    assert {row.label for row in rows if row.site == "bea"} == {"blob", "ring"}
