@@ -158,7 +158,7 @@ class RunFolder:
         self._states.mkdir(parents=True, exist_ok=True)
         document = self._store.put(server)
         if phase.counts:
-            write_json({"server": document, "merged": dict(merged)}, self._states / "last.json")
+            write_json({"server": document, "merged": dict(merged)}, self._states / "last.json", durable=False)
         write_json({"round": round.index, "merged": dict(merged), "server": document}, self._state_path(round.index))
         if self.study.plan.keep_rounds != "all":
             for index in self._rounds()[:-2]:

@@ -26,8 +26,11 @@ class _Held:
 class Store:
     """A folder of weights, each in a file named by its content."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        self.folder, self.durable = (
+            folder,
+            durable,
+        )  # durable: on the disk, not only with the system, when `put` returns
 
     def put(self, item: Any) -> Document:
         """Store a message; what is already there costs nothing."""
@@ -42,7 +45,7 @@ class Store:
         path = self._path(weights.digest)
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            tree.write(tree.flatten(_Held(weights)), path, durable=True)
+            tree.write(tree.flatten(_Held(weights)), path, self.durable)
         return weights.digest
 
     def get(self, document: Document, kind: type[T]) -> T:
@@ -79,10 +82,10 @@ class _Stored:
         return self._store.weights(self._document["tensors"])[path]
 
 
-def write_json(value: Any, path: Path) -> None:
-    """A JSON file that appears whole or not at all, and is on the disk when this returns."""
+def write_json(value: Any, path: Path, durable: bool = True) -> None:
+    """A JSON file that appears whole or not at all; `durable`: it is on the disk when this returns."""
     text = json.dumps(value, indent=1, allow_nan=False)
-    tree.write_pieces(iter([text.encode() + b"\n"]), path, durable=True)
+    tree.write_pieces(iter([text.encode() + b"\n"]), path, durable)
 
 
 def read_json(path: Path) -> Any:
@@ -93,11 +96,15 @@ def read_json(path: Path) -> Any:
 
 
 class MemoryShelf:
-    """What one site remembers, by round, on its own disk."""
+    """What one site remembers, by round, on its own disk.
 
-    def __init__(self, folder: Path, site: SiteName) -> None:
-        self.folder, self.site = folder, site
-        self._store = Store(folder / "store")
+    A simulation does not wait for the disk: a killed process loses nothing either way, and after a power cut a memory
+    that is missing is noticed.
+    """
+
+    def __init__(self, folder: Path, site: SiteName, durable: bool = False) -> None:
+        self.folder, self.site, self.durable = folder, site, durable
+        self._store = Store(folder / "store", durable)
 
     def at(self, round: int, kind: type[T]) -> T | None:
         """The memory of exactly that round; None before the first."""
@@ -114,7 +121,7 @@ class MemoryShelf:
     def put(self, round: int, memory: Any, keep: Collection[int]) -> None:
         """Keep this round's memory and those named, which the server may ask for again; drop all others."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._store.put(memory), self._path(round))
+        write_json(self._store.put(memory), self._path(round), self.durable)
         for other in self.rounds():
             if other != round and other not in keep:
                 self._path(other).unlink()
