@@ -48,9 +48,9 @@ class Measured:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 100 else f"{value:.0f}" if isinstance(
-        value, float
-    ) else str(value)  # fmt: skip
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 @dataclass(frozen=True)
