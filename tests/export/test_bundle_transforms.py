@@ -83,7 +83,7 @@ def test_volumes_are_predicted_slice_by_slice() -> None:
     volume = torch.rand((1, 1, 5, 20, 18), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = torch.stack([network(volume[:, :, z]) for z in range(5)], dim=2)
-        assert torch.allclose(slices(volume, network), expected, atol=1e-6)
+        assert torch.allclose(slices(volume, network), expected, atol=1e-4)
     steps = {step["_target_"]: step for step in transforms.preprocessing(study, 2)}
     assert steps["Resized"]["spatial_size"] == [-1, 20, 17]
     assert steps["DivisiblePadd"]["k"] == [1, 2, 2]
