@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch
+
 from consilium.envelope import Envelope, Reply, RollCall, card_to_json
 from consilium.errors import StudyError, UserError, WorkError
 from consilium.machine import peak_memory_mb
@@ -41,14 +43,17 @@ class Wire(Protocol):
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
     """Train a study to its end, from wherever its folder stands; returns the summary."""
+    threads = torch.get_num_threads()
     with folder.locked(), disk_errors(folder.path):
         try:
+            torch.set_num_threads(1)  # averaging is bound by memory, and the cores belong to the sites
             return _Run(study, wire, folder).to_the_end()
         except UserError:
             if not folder.begun:
                 folder.remove()  # a study that was refused leaves nothing behind
             raise
         finally:
+            torch.set_num_threads(threads)
             wire.close()
 
 

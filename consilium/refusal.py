@@ -40,7 +40,7 @@ def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: S
             like = want.weights[path][name]
             if tensor.shape != like.shape or tensor.dtype != like.dtype:
                 return f"'{path}/{name}' is {_kind(tensor)}, where the study's network has {_kind(like)}"
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if not _finite(tensor):
                 return f"'{path}/{name}' holds values that are not finite"
     for path in got.tensors.keys() ^ want.tensors.keys():
         return f"'{path}' is {'missing' if path in want.tensors else 'not expected in this phase'}"
@@ -48,7 +48,7 @@ def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: S
         model = want.tensors.get(path)
         if model is not None and (tensor.shape != model.shape or tensor.dtype != model.dtype):
             return f"'{path}' is {_kind(tensor)}, where {_kind(model)} is expected"
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not _finite(tensor):
             return f"'{path}' holds values that are not finite"
     return _number_fault(json.loads(got.shape)["tree"], json.loads(want.shape)["tree"], "")
 
@@ -66,6 +66,11 @@ def _number_fault(part: Any, like: Any, path: str) -> str:
         if fault:
             return fault
     return ""
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """A finite sum shows that all values are; only an overflow needs the slower look."""
+    return not tensor.is_floating_point() or math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -231,7 +231,7 @@ class Task(ABC):
         """The seeded starting weights, the same at every site; another `draw` gives another start."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_generator(self.seed, "initial", kind, draw).initial_seed())
-            return Weights(self.network(kind, labels).state_dict())
+            return Weights.over(dict(self.network(kind, labels).state_dict()))  # nobody else holds the network
 
     def shape(self, kind: str = "model", labels: Sequence[str] | None = None) -> Weights:
         """The weights' names, shapes and types, on the meta device."""

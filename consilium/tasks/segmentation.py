@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ class Segmentation(Task):
 
     def channels_of(self, mask: Tensor) -> Tensor:
         """Integer masks (batch, *spatial) as one Boolean channel per label (batch, labels, *spatial)."""
-        inside = [torch.stack([mask == value for value in values]).any(0) for values in self._values]
+        inside = [reduce(torch.logical_or, [mask == value for value in values]) for values in self._values]
         return torch.stack(inside, dim=1)
 
     def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
