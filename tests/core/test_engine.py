@@ -95,6 +95,33 @@ def test_guests_of_a_pooled_study_are_outside(federation: Path, tmp_path: Path) 
     assert set(result.summary["headline"]["outside"]) == {"cid"}
 
 
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"away": {"ada": (2,), "bea": (1, 2), "cid": (2, 3)}}, r"\[study\] away: every site is away in round 2; .*"),
+        (
+            {"away": {"ada": (3,), "bea": (3,)}, "min_sites": 2},
+            r"\[study\] min_sites = 2: round 3 can have 1 of 3 sites, because of \[study\] away; .*",
+        ),
+        (
+            {"sites_per_round": 2, "min_sites": 3},
+            r"\[study\] min_sites = 3: round 1 can have 2 of 3 sites, because of \[study\] sites_per_round; .*",
+        ),
+    ],
+)
+def test_a_round_that_can_never_have_enough_answers(
+    plan: dict[str, Any], words: str, federation: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StudyError, match=words):
+        go(counting_study(federation, **plan), Desk(SITES), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everyone_away_in_a_last_phase_is_refused(federation: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="every site is away in the phase 'after'"):
+        go(counting_study(federation, after=1, away=dict.fromkeys(SITES, (4,))), Desk(SITES), tmp_path)
+
+
 # ---------------------------------------------------------------------------------------- those who fail
 
 
