@@ -26,10 +26,6 @@ from consilium.weights import SiteName
 class WireError(WorkError):
     """A site's answer that the run cannot do without did not come."""
 
-    def __init__(self, sentence: str, details: str = "") -> None:
-        super().__init__(sentence)
-        self.details = details
-
 
 class Wire(Protocol):
     """Carries packets; a site that fails or is late is a `Reply` without a packet."""

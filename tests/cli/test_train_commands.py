@@ -120,6 +120,22 @@ def test_too_few_sites_stop_the_run_and_resume_goes_on(federation: Path, tmp_pat
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+def test_a_failure_in_training_leaves_its_traceback_in_a_file(
+    federation: Path, tmp_path: Path, failing: Failing
+) -> None:
+    study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
+    with failing(2):
+        stopped = run(study)
+    (folder,) = (tmp_path / "runs").iterdir()
+    log = folder / "sites/bea/errors.log"
+    refused(stopped, f"round 2: bea did not answer: RuntimeError: the link broke (details in {log})", status=1)
+    assert "train, train round 2\nTraceback" in log.read_text() and "answering.py" in log.read_text()
+    lost = [event["why"] for event in RunFolder.open(folder).events() if event["event"] == "lost"]
+    assert [str(folder / f"sites/{site}/errors.log") in why for site, why in zip(("ada", "bea", "cid"), lost)] == [
+        True
+    ] * 3
+
+
 def test_fedsm_below_one_over_k_warns(federation: Path, tmp_path: Path) -> None:
     study = write_study(tmp_path / "toy.toml", federation, "fedsm", rounds=1)
     done = run(study, "--set", "method.pull=0.1")
