@@ -8,8 +8,8 @@ import textwrap
 from typing import Any, get_type_hints
 
 from consilium import tree
-from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
+from consilium.fields import nearest
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.networks.unet import UNet
