@@ -30,7 +30,7 @@ LAYERS = [
     ["engine"],
     ["wires"],
     ["simulation", "prediction", "describe", "reports", "reporting", "analysis", "export", "suites", "demo"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 # Preprocessed cases become batches, which augment: the one place where data reach up.
 ALLOWED = {("data.cases", "learning")}

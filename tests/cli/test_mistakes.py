@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -236,3 +238,8 @@ def test_resume_writes_a_damaged_summary_again(copy: Callable[..., Path]) -> Non
     cut(run / "summary.json")
     refused(call("compare", run), "`consilium resume`")
     assert call("resume", run, "--workers", 0).status == 0
+
+
+def test_python_m_consilium_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "consilium", "--version"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (call("--version").out, 0)
