@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +31,25 @@ def test_a_method_says_what_leaves_and_what_stays(name: str) -> None:
     assert done.out.startswith(f"{name}: ")
     for title in ("Paper: ", "Fields of [method]:", "Leaves the hospital every round:", "Stays at the hospital:"):
         assert f"\n{title}" in done.out
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_fields_of_a_method_are_toml_with_a_comment_each(name: str) -> None:
+    section = call("methods", name).out.partition("Fields of [method]:\n")[2].partition("\n\n")[0]
+    lines = [line for line in section.splitlines() if line != "  nothing"]
+    assert len(lines) == len(dataclasses.fields(METHODS[name]))
+    for line in lines:
+        value, _, comment = line.strip().partition("  ")
+        assert comment.strip(), line
+        tomllib.loads(value)
+
+
+def test_a_message_is_described_without_python() -> None:
+    said = call("methods", "fedsm-extra").out
+    assert "  models                models or nothing\n" in said
+    assert "  targets               by name, each a whole number: the selector's right answer by training case" in said
+    for name in METHODS:
+        assert not re.search(r"None|Mapping|tuple\[|True|False", call("methods", name).out), name
 
 
 def test_methods_as_json() -> None:
