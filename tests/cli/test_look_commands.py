@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -99,11 +100,12 @@ def test_what_is_not_a_run_is_refused(command: str, federation: Path, tmp_path: 
     assert not (tmp_path / "page.html").exists()
 
 
-def test_compare_of_an_unfinished_run_names_resume(federation: Path, tmp_path: Path) -> None:
+def test_compare_of_an_unfinished_run_names_resume(
+    federation: Path, tmp_path: Path, failing: Callable[[int], AbstractContextManager[None]]
+) -> None:
     file = write_study(tmp_path / "toy.toml", federation)
-    stopped = call(
-        "run", file, "--runs", tmp_path / "runs", "--workers", 0, "--set", "study.away={ada=[2],bea=[2],cid=[2]}"
-    )
+    with failing(2):
+        stopped = call("run", file, "--runs", tmp_path / "runs", "--workers", 0)
     assert stopped.status == 1
     (run,) = (tmp_path / "runs").iterdir()
     refused(call("compare", run), f"`consilium resume {run}`")
