@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -284,6 +285,9 @@ def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
             yield tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
+_DRAFT = re.compile(r"\..+\.\d+")  # of a file being written: .name.process
+
+
 def write(packet: Packet, path: Path, durable: bool = False) -> int:
     """Write a packet as a safetensors file that appears whole or not at all; returns its size in bytes."""
     return write_pieces(pieces(packet), path, durable)
@@ -291,7 +295,7 @@ def write(packet: Packet, path: Path, durable: bool = False) -> int:
 
 def write_pieces(parts: Iterator[bytes | memoryview], path: Path, durable: bool = False) -> int:
     """Write a file under a temporary name, then rename it; `durable` waits until it is on the disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")  # see _DRAFT
     size = 0
     try:
         with draft.open("wb", buffering=0) as file:
@@ -304,6 +308,13 @@ def write_pieces(parts: Iterator[bytes | memoryview], path: Path, durable: bool 
         draft.unlink(missing_ok=True)
         raise
     return size
+
+
+def sweep_drafts(folder: Path) -> None:
+    """Delete what killed processes were writing, at any depth; only for a folder that nobody else is writing to."""
+    for path in folder.rglob(".*"):
+        if _DRAFT.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def _write_all(descriptor: int, part: bytes | memoryview) -> int:
