@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -32,10 +32,13 @@ class WireError(WorkError):
 
 
 class Wire(Protocol):
-    """Carries packets; a site that fails or is late is a `Reply` without a packet."""
+    """Carries packets; a site that fails or is late is a `Reply` without a packet.
+
+    `train` gives replies as they come, so that one is checked while other sites still train.
+    """
 
     def roll_call(self) -> RollCall: ...
-    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]: ...
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]: ...
     def deliver(self, releases: Mapping[SiteName, Packet]) -> None: ...
     def close(self) -> None: ...
@@ -133,14 +136,14 @@ class _Run:
         """Orders out, replies in; a reply that cannot be used is left out, said, and forgotten by its site."""
         asked = self._asked(phase, round)
         orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
-        packets = {name: flatten(order) for name, order in orders.items() if order is not None}
+        packets = _flattened(orders)
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, best)
+        came = {name: (reply, *self._accepted(name, reply, head)) for name, reply in self.wire.train(packets, head)}
         replies: dict[SiteName, Any] = {}
         lost = ""
-        for name, reply in sorted(self.wire.train(packets, head).items()):
+        for name, (reply, uplink, lost_here) in sorted(came.items()):
             facts = {"round": round.index + 1, "phase": phase.name, "site": name}
             self.memory_mb[name] = reply.memory_mb
-            uplink, lost_here = self._accepted(name, reply, head)
             if uplink is None:
                 lost = lost_here
                 self.folder.note("lost" if reply.packet is None else "refused", **facts, why=lost_here)
@@ -277,6 +280,17 @@ class _Run:
             peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
             best_rounds=rounds,
         )
+
+
+def _flattened(orders: Mapping[SiteName, Any]) -> dict[SiteName, Packet]:
+    """One packet for all sites that are sent the very same things, so that a wire need write it only once."""
+    made: dict[tuple[int, ...], Packet] = {}
+    packets = {}
+    for name, order in orders.items():
+        if order is not None:
+            fields = tuple(id(value) for value in vars(order).values())
+            packets[name] = made[fields] if fields in made else made.setdefault(fields, flatten(order))
+    return packets
 
 
 def round3(number: float) -> float:

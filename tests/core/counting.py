@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -91,15 +91,13 @@ class Desk:
         audience = {name: name in self.guests for name in sorted((*members, *self.guests))}
         return RollCall(members, audience, {name: {"version": "1"} for name in members})
 
-    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         got = {name: unflatten(order, Counting.Downlink).x for name, order in orders.items()}
         self.asked.append((head.round.index + 1, sorted(orders)))
         self.orders.append(got)
-        replies = {}
         for name in sorted(orders, reverse=self.backwards):
             packet = stamped(flatten(Counting.Uplink(got[name] + self.n[name], 1.0)), head, name)
-            replies[name] = self.reply(name, head, Reply(packet, 0.25, memory_mb=10.0))
-        return replies
+            yield name, self.reply(name, head, Reply(packet, 0.25, memory_mb=10.0))
 
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
         released = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}

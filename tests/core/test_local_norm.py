@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,11 @@ class Recording(InProcess):
         self.down: list[dict[SiteName, dict[str, Tensor]]] = []
         self.up: list[dict[SiteName, dict[str, Tensor]]] = []
 
-    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         self.down.append({name: copied(order) for name, order in orders.items()})
-        replies = super().train(orders, head)
+        replies = dict(super().train(orders, head))
         self.up.append({name: copied(reply.packet) for name, reply in replies.items() if reply.packet})
-        return replies
+        return iter(replies.items())
 
 
 @dataclass(frozen=True)
