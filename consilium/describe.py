@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
-from typing import Any, get_type_hints
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
 
 from consilium import tree
-from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
+from consilium.fields import nearest, to_toml
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.networks.unet import UNet
 from consilium.site import Round, SiteCard
 from consilium.tasks import Facts, TaskFields, build_task
+from consilium.weights import Weights
 
 
 def find(name: str) -> str:
@@ -59,20 +65,38 @@ def _message(kind: type) -> dict[str, str]:
 
 
 def _said(hint: Any, note: str) -> str:
-    name = getattr(hint, "__name__", None) if isinstance(hint, type) else None
-    kind = (name or str(hint)).replace("consilium.weights.", "").replace("consilium.learning.fit.", "")
-    kind = kind.replace("collections.abc.", "")
-    return f"{kind}: {note}" if note else kind
+    return f"{_in_words(hint)}: {note}" if note else _in_words(hint)
+
+
+_WORDS: dict[Any, str] = {
+    Weights: "weights", Tensor: "a tensor", float: "a number", int: "a whole number", str: "text",
+    bool: "true or false", type(None): "nothing",
+}  # fmt: skip
+
+
+def _in_words(hint: Any) -> str:
+    """A message's type for someone who does not read Python."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if origin in (Union, types.UnionType):
+        return " or ".join(_in_words(part) for part in parts)
+    if origin is tuple:
+        return f"a list, each {_in_words(parts[0])}"
+    if origin is Mapping:
+        return f"by name, each {_in_words(parts[1])}"
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", hint.__name__).lower()
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """The comment on the line of each field: fields are documented where they are defined."""
-    found = {}
-    for line in textwrap.dedent(inspect.getsource(kind)).splitlines():
-        code, _, comment = line.partition("  # ")
-        name, colon, _ = code.removeprefix("    ").partition(":")
-        if colon and comment and name.isidentifier():  # deeper lines, of nested classes, start with a space
-            found[name] = comment.strip()
+    """The comment on the line of each field: fields are documented where they are defined, here or in a parent."""
+    found: dict[str, str] = {}
+    for parent in reversed(kind.__mro__[:-1]):
+        for line in textwrap.dedent(inspect.getsource(parent)).splitlines():
+            code, _, comment = line.partition("  # ")
+            name, colon, _ = code.removeprefix("    ").partition(":")
+            if colon and comment and name.isidentifier():  # deeper lines, of nested classes, start with a space
+                found[name] = comment.strip()
     return found
 
 
@@ -94,7 +118,7 @@ def describe(name: str | None = None) -> str:
     kind = METHODS[name]
     facts = _facts(name, kind)
     notes = _comments(kind)
-    fields = [f"  {key} = {value!r}".ljust(40) + notes.get(key, "") for key, value in facts["fields"].items()]
+    fields = [f"  {key} = {to_toml(value)}".ljust(40) + notes.get(key, "") for key, value in facts["fields"].items()]
     return "\n".join([
         f"{name}: {facts['about']}",
         f"Paper: {facts['paper']}",

@@ -26,10 +26,6 @@ from consilium.weights import SiteName
 class WireError(WorkError):
     """A site's answer that the run cannot do without did not come."""
 
-    def __init__(self, sentence: str, details: str = "") -> None:
-        super().__init__(sentence)
-        self.details = details
-
 
 class Wire(Protocol):
     """Carries packets; a site that fails or is late is a `Reply` without a packet.
@@ -81,8 +77,27 @@ class _Run:
         for key in ("min_sites", "sites_per_round"):
             if getattr(study.plan, key) > len(self.roster):
                 raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(self.roster)} sites.")
+        for phase, round in self.line:
+            self._check_attendance(phase, round)
         for warning in self.method.check(self.task, self.roster, study.local):
             folder.note("warning", text=warning)
+
+    def _check_attendance(self, phase: Phase, round: Round) -> None:
+        """Refuse a round that can never have enough answers: no waiting would help."""
+        plan = self.study.plan
+        present = self._present(round)
+        limit = plan.sites_per_round if phase.counts and plan.sites_per_round else len(present)
+        asked = min(limit, len(present))
+        if asked >= plan.min_sites:
+            return
+        where = f"round {round.index + 1}" if phase.counts else f"the phase '{phase.name}'"
+        if not present:
+            raise StudyError(f"[study] away: every site is away in {where}; leave one there.")
+        cause = "sites_per_round" if limit < len(present) else "away"
+        raise StudyError(
+            f"[study] min_sites = {plan.min_sites}: {where} can have {asked} of {len(self.roster)} sites, because of "
+            f"[study] {cause}; lower min_sites or change {cause}."
+        )
 
     def to_the_end(self) -> Mapping[str, Any]:
         state = self.folder.resume(self.method)
@@ -164,7 +179,7 @@ class _Run:
     def _asked(self, phase: Phase, round: Round) -> list[SiteName]:
         """The sites of this round: all but those away, or a seeded draw of them."""
         plan = self.study.plan
-        here = [name for name in self.roster if round.index + 1 not in plan.away.get(name, ())]
+        here = self._present(round)
         if phase.counts and 0 < plan.sites_per_round < len(here):  # everyone adapts and calibrates
             draw = numpy_generator(plan.seed, "sites per round", round.index)
             here = sorted(str(name) for name in draw.choice(here, plan.sites_per_round, replace=False))
@@ -172,6 +187,9 @@ class _Run:
             if name not in here:
                 self.folder.note("away", round=round.index + 1, phase=round.phase, site=name)
         return here
+
+    def _present(self, round: Round) -> list[SiteName]:
+        return [name for name in self.roster if round.index + 1 not in self.study.plan.away.get(name, ())]
 
     def _accepted(self, name: SiteName, reply: Reply, head: Envelope) -> tuple[Any | None, str]:
         if reply.packet is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import json
 import shutil
@@ -282,14 +283,20 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """A full disk stops the work with a sentence; what was committed is safe."""
+    """A failing disk stops the work with a sentence that says what to do; what was committed is safe."""
     try:
         yield
     except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "When the cause is mended,")
         raise WorkError(
             f"{error.strerror or error} ({error.filename or path}): the run stopped; everything committed is saved. "
-            f"Make room, then `consilium resume {path}`."
+            f"{remedy} `consilium resume {path}`."
         ) from error
 
+
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, then"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Allow reading and writing there, then"),
+}
 
 __all__ = ["Event", "RunFolder", "State", "disk_errors"]

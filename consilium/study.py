@@ -9,24 +9,22 @@ import json
 import math
 import re
 import tomllib
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from consilium.data.check import check
 from consilium.data.preprocess import Preprocess
-from consilium.data.site_folder import Federation, nearest, read_federation, refuse
+from consilium.data.site_folder import Federation, read_federation, refuse
 from consilium.errors import DataError, StudyError
+from consilium.fields import fill, nearest, plain, to_toml
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.networks import NETWORKS, Network
 from consilium.site import Local, Task
 from consilium.tasks import Facts, TaskFields, build_task, default_network
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -118,18 +116,18 @@ class Study:
     def tables(self) -> dict[str, dict[str, Any]]:
         """The complete study as TOML tables, every default written out."""
         return {
-            "study": _plain(self.plan),
-            "data": _plain(self.data),
-            "preprocess": _plain(self.preprocess),
-            "task": {**_plain(self.task_fields), **_plain(self.network)},
-            "local": _plain(self.local),
-            "method": {"name": self.method_name, **_plain(self.method)},
-            "facts": _plain(self.facts),
+            "study": plain(self.plan),
+            "data": plain(self.data),
+            "preprocess": plain(self.preprocess),
+            "task": {**plain(self.task_fields), **plain(self.network)},
+            "local": plain(self.local),
+            "method": {"name": self.method_name, **plain(self.method)},
+            "facts": plain(self.facts),
         }
 
     def to_toml(self) -> str:
         parts = [
-            "\n".join([f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""])
+            "\n".join([f"[{section}]", *(f"{key} = {to_toml(value)}" for key, value in table.items()), ""])
             for section, table in self.tables().items()
         ]
         return "\n".join(parts)
@@ -270,69 +268,6 @@ def _hint(word: str, valid: Iterable[str]) -> str:
     return f"; {nearest(word, sorted(valid))}"
 
 
-# -------------------------------------------------------------------------------------------------- dataclasses
-
-
-def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str, about: str = "") -> T:
-    """A dataclass from a TOML table, with every key and type checked."""
-    hints = get_type_hints(kind)
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    values = {}
-    for key, value in table.items():
-        if key not in known:
-            raise StudyError(f"[{section}]{about} has no key '{key}'{_hint(key, [*known, 'name'] if about else known)}")
-        values[key] = _typed(value, hints[key], f"[{section}] {key}")
-    missing = [
-        f.name for f in fields(kind)  # type: ignore[arg-type]
-        if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]  # fmt: skip
-    if missing:
-        raise StudyError(f"[{section}] {missing[0]} is required.")
-    return kind(**values)
-
-
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    tuple: "a list",
-    dict: "a table",
-}
-
-
-def _typed(value: Any, hint: Any, where: str) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return _frozen(value)
-    if origin in (Union, types.UnionType):
-        for option in args:
-            try:
-                return _typed(value, option, where)
-            except StudyError:
-                continue
-        raise StudyError(f"{where} = {value!r}: it must be {' or '.join(_WORDS[a] for a in args if a in _WORDS)}.")
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise StudyError(f"{where} = {value!r}: it must be a list.")
-        if Ellipsis not in args and len(value) != len(args):
-            raise StudyError(f"{where} = {value!r}: it must have {len(args)} values.")
-        return tuple(_typed(v, args[0] if Ellipsis in args else args[i], where) for i, v in enumerate(value))
-    if origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise StudyError(f"{where} = {value!r}: it must be a table.")
-        return {str(k): _typed(v, args[1], f"{where}.{k}") for k, v in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise StudyError(f"{where} = {value!r}: it must be {_WORDS.get(hint, hint)}.")
-    return value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _apply(tables: dict[str, Any], change: str) -> None:
     """One `--set section.key=value`; values are TOML, else text."""
     key, equals, text = change.partition("=")
@@ -349,26 +284,3 @@ def _apply(tables: dict[str, Any], change: str) -> None:
         if not isinstance(table, dict):
             raise StudyError(f"--set {change}: '{part}' is not a section.")
     table[path[-1]] = value
-
-
-def _plain(item: Any) -> dict[str, Any]:
-    """A dataclass's fields as TOML and JSON can hold them."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: plain(part) for key, part in value.items()}
-        return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    return {f.name: plain(getattr(item, f.name)) for f in fields(item)}
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from consilium.analysis import features, figures, gallery, loss_surface, sweeps
 from consilium.analysis.opening import Runs
-from consilium.data.site_folder import nearest
 from consilium.errors import StudyError, UserError
+from consilium.fields import nearest
 from consilium.reports.figures import to_bytes
 from consilium.reports.tables import called
 from consilium.store import write_json

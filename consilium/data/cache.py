@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from consilium.data.check import blame, examine, file_hash
 from consilium.data.images import ImageError, files_of
 from consilium.data.preprocess import Preprocess, Undo, fingerprint, forward, forward_mask
-from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, nearest, refuse
+from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError
+from consilium.fields import nearest
 
 LAYOUT = 1  # raise it when the files of the cache change
 ALIGN = 64  # bytes: sums in some libraries depend on where an array starts

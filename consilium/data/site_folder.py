@@ -21,6 +21,7 @@ from typing import Any
 
 from consilium.data.images import IMAGE_SUFFIXES, suffix_of
 from consilium.errors import DataError
+from consilium.fields import nearest
 
 TASKS = ("segmentation", "classification")
 SPLITS = ("train", "valid", "test")
@@ -236,13 +237,6 @@ def write_table(path: Path, table: Table) -> None:
     writer.writeheader()
     writer.writerows(table.rows)
     _write_text(path, text.getvalue(), table.encoding)
-
-
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """What to write instead of an unknown word."""
-    valid = list(valid)
-    close = difflib.get_close_matches(word.lower(), valid, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}."
 
 
 def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from consilium.errors import StudyError
+from consilium.fields import fill
 from consilium.learning.fit import Fit, Job, OptimizerState, fit
 from consilium.learning.server_step import adam_step
 from consilium.method import Best, Method, Phase, message
@@ -127,17 +128,11 @@ class FedSM(Method):
             if self.personal_fields:
                 raise StudyError("[method] personal_fields go with another `personal` than softpull.")
             return None
-        kind = PARTNERS[self.personal]
-        known = [f.name for f in fields(kind)]
-        for name in self.personal_fields:
-            if name not in known:
-                raise StudyError(f"[method] personal_fields.{name}: {self.personal} has the fields {', '.join(known)}.")
         try:
-            return kind(**self.personal_fields)
-        except TypeError as error:
-            raise StudyError(
-                f"[method] personal_fields = {dict(self.personal_fields)}: a value is of the wrong type."
-            ) from error
+            return fill(PARTNERS[self.personal], self.personal_fields, "method")
+        except StudyError as error:
+            said = str(error).removeprefix("[method] ")
+            raise StudyError(f"[method] personal_fields of {self.personal}: {said}") from None
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
         if len(roster) < 2:

@@ -26,12 +26,13 @@ from consilium.reports.tables import (
     cells,
     compare,
     difference,
+    one_task,
 )
 from consilium.scores import CHOSEN, MEAN
 
 __all__ = ["Overlay", "write_page"]
 
-_MISSED = ("away", "late", "refused", "failed")  # journal events of a site that is missing from a round
+_MISSED = ("away", "lost", "refused")  # journal events of a site that is missing from a round
 
 _NAMED = ("study.name", "study.seed", "method.name")
 
@@ -65,6 +66,7 @@ def write_page(runs: Sequence[RunView], to: Path, overlays: Sequence[Overlay] = 
 
 
 def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | None) -> dict[str, Any]:
+    one_task(runs)
     comparison = compare(runs) if any(run.summary for run in runs) else None
     every = groups(runs)
     tints = drawings.tints(every, comparison)
@@ -102,10 +104,10 @@ def _lead(comparison: Comparison) -> str:
     federated = [line for line in lines if line.kind == "federated"]
     leaders = comparison.best(SITE_MEAN)
     first = next((line for line in federated if line.name in leaders), (federated or lines)[0])
-    rest = [line for line in lines if line is not first]
+    rest = [line for line in lines if line is not first and line.sites == first.sites and not comparison.unlike]
     rest = [line for line in rest if line.kind != "federated" or line.name == "FedAvg"] or rest[:3]
     others = [f"{_said(line)} {line.cells[SITE_MEAN].text(3)}" for line in rest]
-    n = sum(column.kind == "site" for column in comparison.columns)
+    n = len(first.sites)
     where = f"Over {_number(n)} site{'s' * (n != 1)}"
     sentence = f"{where}, {_said(first)} reaches a test {called(comparison.metric)} of {_level(first)}"
     sentence += f"; for comparison: {', '.join(others)}." if others else "."

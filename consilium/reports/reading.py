@@ -70,6 +70,12 @@ class RunView:
             return "bound"
         return "local" if self.method in _LOCAL else "federated"
 
+    @property
+    def task(self) -> str:
+        """What is learned, in words; empty if the study does not say."""
+        facts = self.study.get("facts", {})
+        return f"{facts['dimensions']}-D {facts['task']} of {', '.join(facts['labels'])}" if facts else ""
+
     @cached_property
     def rows(self) -> list[Row]:
         path = self.folder / "scores.csv"

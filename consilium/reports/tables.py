@@ -58,6 +58,11 @@ class Line:
     cells: Mapping[Column, Cell]
     interval: tuple[float, float] | None = None  # 95 %, of the site mean; only with one seed
 
+    @property
+    def sites(self) -> frozenset[str]:
+        """The sites its means are over."""
+        return frozenset(column.site for column in self.cells if column.kind == "site")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -70,16 +75,21 @@ class Comparison:
     groups: tuple[Group, ...]
     unfinished: tuple[str, ...]  # names of runs left out
     rows: tuple[dict[str, Any], ...]  # one per run, for JSON
+    unlike: tuple[str, ...] = ()  # sites that did not have the same cases in all runs
 
     def best(self, column: Column) -> frozenset[str]:
         """Names of the federated lines that lead a column; none where there is nothing to lead."""
-        found = {
-            line.name: line.cells[column] for line in self.lines if line.kind == "federated" and column in line.cells
-        }
-        if len(found) < 2:
+        lines = [line for line in self.lines if line.kind == "federated" and column in line.cells]
+        found = {line.name: line.cells[column] for line in lines}
+        alike = column.site not in self.unlike if column.site else self._same_cases(lines)
+        if len(found) < 2 or not alike:
             return frozenset()
         top = (min if lower_is_better(self.metric) else max)(round(cell.value, _DIGITS) for cell in found.values())
         return frozenset(name for name, cell in found.items() if round(cell.value, _DIGITS) == top)
+
+    def _same_cases(self, lines: Sequence[Line]) -> bool:
+        """Whether means of these lines are over the same cases, so that they can be held against each other."""
+        return len({line.sites for line in lines}) < 2 and not self.unlike
 
     def to_rich(self, width: int = WIDE) -> Table:
         """For a terminal of this width; a narrow one gets three digits and no interval."""
@@ -120,7 +130,8 @@ class Comparison:
             }
             for line in self.lines
         ]
-        return {"rows": list(self.rows), "lines": lines, "unfinished": list(self.unfinished)}
+        left_out = {"unfinished": list(self.unfinished), "unlike": list(self.unlike)}
+        return {"rows": list(self.rows), "lines": lines, **left_out}
 
     @property
     def title(self) -> str:
@@ -135,6 +146,10 @@ class Comparison:
             parts.append("Bold: the best federated method.")
         if any(line.kind == "bound" for line in self.lines):
             parts.append("Pooled training (the bound) needs all data in one place.")
+        if len({line.sites for line in self.lines if SITE_MEAN in line.cells}) > 1:
+            parts.append("The runs do not have the same sites: their means cannot be compared.")
+        if self.unlike:
+            parts.append(f"Not the same cases in all runs, and so not to be compared: {', '.join(self.unlike)}.")
         if self.unfinished:
             parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
         return " ".join(parts)
@@ -174,6 +189,7 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     """One table over runs; repeats with other seeds become mean ± standard deviation."""
     if not runs:
         raise RunError("there is no run to compare; name at least one run folder.")
+    one_task(runs)
     finished = [run for run in once(runs) if run.summary]
     if not finished:
         raise RunError(f"{runs[0].folder} is not finished; go on with `consilium resume {runs[0].folder}`.")
@@ -190,7 +206,27 @@ def compare(runs: Sequence[RunView]) -> Comparison:
         groups=found,
         unfinished=tuple(run.name for run in once(runs) if not run.summary),
         rows=tuple(_row(run, finished[0]) for run in finished),
+        unlike=_unlike(finished),
     )
+
+
+def one_task(runs: Sequence[RunView]) -> None:
+    """Refuse runs of different tasks: their scores are of different things."""
+    known = [run for run in runs if run.task]
+    for run in known:
+        if run.task != known[0].task:
+            raise RunError(
+                f"{known[0].name} is a {known[0].task}, {run.name} a {run.task}; name runs of one task at a time."
+            )
+
+
+def _unlike(runs: Sequence[RunView]) -> tuple[str, ...]:
+    """Sites whose table of cases and splits was not the same in all runs."""
+    tables: dict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        for site, facts in run.origin.get("sites", {}).items():
+            tables[site].add(str(facts.get("table")))
+    return tuple(sorted(site for site, found in tables.items() if len(found) > 1))
 
 
 def called(metric: str) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
+from consilium.fields import nearest
 from consilium.methods import ALIASES
 from consilium.reports.grouping import NAMES
 from consilium.run_folder import RunFolder

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from consilium.data.phantoms import PHANTOMS
-from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
+from consilium.fields import fill, nearest
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.scores import MEAN
-from consilium.study import fill, imported
+from consilium.study import imported
 from consilium.suites.settings import STUDY, Lists, Settings, read_lists, read_settings, refuse_twice
 
 SECTIONS = ("suite", "base", "grid", "choose", "methods", "phantom", "paper")

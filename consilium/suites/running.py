@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from consilium import simulation
-from consilium.data.site_folder import nearest
 from consilium.errors import StudyError, UserError, WorkError
+from consilium.fields import nearest
 from consilium.machine import default_workers
 from consilium.methods import ALIASES
 from consilium.reports.reading import read_run

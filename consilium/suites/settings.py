@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from consilium.data.preprocess import Preprocess
-from consilium.data.site_folder import nearest
 from consilium.errors import StudyError
+from consilium.fields import nearest
 from consilium.method import Method
 from consilium.site import Local
 from consilium.study import Plan, Source

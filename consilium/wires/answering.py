@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import time
 import traceback
@@ -39,10 +40,9 @@ class Hospitals:
             result = getattr(self, f"_{request['do']}")(request)
         except UserError as error:
             result = {"error": str(error), "mistake": True}
-        except OSError as error:
-            result = {"error": f"{type(error).__name__}: {error}", "full": error.errno == errno.ENOSPC}
         except Exception as error:
-            result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            result = {"error": f"{type(error).__name__}: {error}", "full": full, "log": _log(request)}
         return {**result, "seconds": time.perf_counter() - start, "memory_mb": peak_memory_mb()}
 
     def _card(self, request: Request) -> Answer:
@@ -85,3 +85,18 @@ class Hospitals:
             study = load_study(Path(run) / "study.toml")
             self._studies[run] = study, study.federation()
         return self._studies[run]
+
+
+def _log(request: Request) -> str:
+    """Keep the traceback under way in the site's folder; returns the file, or nothing where it could not be written."""
+    path = Path(request["run"]) / "sites" / request["site"] / "errors.log"
+    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    round = request["head"]["round"] if request.get("head") else None
+    where = f", {round['phase']} round {round['step'] + 1}" if round else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{when} {request['do']}{where}\n{traceback.format_exc()}\n")
+    except OSError:
+        return ""
+    return str(path)

@@ -44,6 +44,9 @@ class SimulatedWire(ABC):
         members = members_of(self.study, federation)
         guests = sorted(self.study.plan.leave_out)
         answers = dict(self.ask({name: self._request("card", name) for name in (*members, *guests)}))
+        for name, answer in answers.items():
+            if "error" in answer and not answer.get("mistake"):
+                raise WireError(f"site '{name}' could not be opened: {_reason(answer)}.")
         faults = [str(answer["error"]) for answer in answers.values() if "error" in answer]
         if faults:
             raise DataError("\n".join(faults))
@@ -75,7 +78,7 @@ class SimulatedWire(ABC):
         if answer.get("mistake"):
             raise RunError(str(answer["error"]))
         if "error" in answer:
-            return Reply(None, answer["seconds"], answer["error"], answer["memory_mb"])
+            return Reply(None, answer["seconds"], _reason(answer), answer["memory_mb"])
         try:
             packet = tree.read(self._path(site, "reply"))
         except tree.PacketError as error:
@@ -86,13 +89,13 @@ class SimulatedWire(ABC):
         answers = dict(self._exchange("score", releases, head))
         for name, answer in answers.items():
             if "error" in answer:
-                raise WireError(f"scoring failed at site '{name}': {answer['error']}", answer.get("traceback", ""))
+                raise WireError(f"scoring failed at site '{name}': {_reason(answer)}.")
         return {name: read_rows(self._path(name, "reply")) for name in answers}
 
     def deliver(self, releases: Mapping[SiteName, Packet]) -> None:
         for name, answer in self._exchange("deliver", releases, None):
             if "error" in answer:
-                raise WireError(f"site '{name}' could not store its release: {answer['error']}")
+                raise WireError(f"site '{name}' could not store its release: {_reason(answer)}.")
 
     def _exchange(
         self, do: str, packets: Mapping[SiteName, Packet], head: Envelope | None
@@ -127,3 +130,9 @@ class SimulatedWire(ABC):
 
     def close(self) -> None:
         shutil.rmtree(self.spool, ignore_errors=True)
+
+
+def _reason(answer: Answer) -> str:
+    """Why a site failed, and where its traceback is."""
+    said = str(answer["error"]).removesuffix(".")
+    return f"{said} (details in {answer['log']})" if answer.get("log") else said

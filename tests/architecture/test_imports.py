@@ -17,7 +17,7 @@ ROOT = Path(consilium.__file__).parent
 # A module may import from its own layer and from layers below it (earlier in this list).
 LAYERS = [
     ["errors"],
-    ["machine"],
+    ["machine", "fields"],
     ["randomness", "weights", "scores"],
     ["tree"],
     ["site", "data"],
@@ -30,7 +30,7 @@ LAYERS = [
     ["engine"],
     ["wires"],
     ["simulation", "prediction", "describe", "reports", "reporting", "analysis", "export", "suites", "demo"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 # Preprocessed cases become batches, which augment: the one place where data reach up.
 ALLOWED = {("data.cases", "learning")}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from consilium.wires.answering import Answer, Hospitals, Request
 from tests.cli.terminal import call
 
 TASK = """
@@ -54,3 +56,22 @@ def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         return made[method]
 
     return finish
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContextManager[None]]:
+    """All sites of this process fail in one round, as long as the context lasts."""
+    train = Hospitals._train
+
+    @contextmanager
+    def fail(round: int) -> Iterator[None]:
+        def answer(self: Hospitals, request: Request) -> Answer:
+            if request["head"]["round"]["index"] + 1 == round:
+                raise RuntimeError("the link broke")
+            return train(self, request)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Hospitals, "_train", answer)
+            yield
+
+    return fail

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import tomllib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -28,6 +32,25 @@ def test_a_method_says_what_leaves_and_what_stays(name: str) -> None:
     assert done.out.startswith(f"{name}: ")
     for title in ("Paper: ", "Fields of [method]:", "Leaves the hospital every round:", "Stays at the hospital:"):
         assert f"\n{title}" in done.out
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_fields_of_a_method_are_toml_with_a_comment_each(name: str) -> None:
+    section = call("methods", name).out.partition("Fields of [method]:\n")[2].partition("\n\n")[0]
+    lines = [line for line in section.splitlines() if line != "  nothing"]
+    assert len(lines) == len(dataclasses.fields(METHODS[name]))
+    for line in lines:
+        value, _, comment = line.strip().partition("  ")
+        assert comment.strip(), line
+        tomllib.loads(value)
+
+
+def test_a_message_is_described_without_python() -> None:
+    said = call("methods", "fedsm-extra").out
+    assert "  models                models or nothing\n" in said
+    assert "  targets               by name, each a whole number: the selector's right answer by training case" in said
+    for name in METHODS:
+        assert not re.search(r"None|Mapping|tuple\[|True|False", call("methods", name).out), name
 
 
 def test_methods_as_json() -> None:
@@ -77,11 +100,12 @@ def test_what_is_not_a_run_is_refused(command: str, federation: Path, tmp_path: 
     assert not (tmp_path / "page.html").exists()
 
 
-def test_compare_of_an_unfinished_run_names_resume(federation: Path, tmp_path: Path) -> None:
+def test_compare_of_an_unfinished_run_names_resume(
+    federation: Path, tmp_path: Path, failing: Callable[[int], AbstractContextManager[None]]
+) -> None:
     file = write_study(tmp_path / "toy.toml", federation)
-    stopped = call(
-        "run", file, "--runs", tmp_path / "runs", "--workers", 0, "--set", "study.away={ada=[2],bea=[2],cid=[2]}"
-    )
+    with failing(2):
+        stopped = call("run", file, "--runs", tmp_path / "runs", "--workers", 0)
     assert stopped.status == 1
     (run,) = (tmp_path / "runs").iterdir()
     refused(call("compare", run), f"`consilium resume {run}`")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from consilium.run_folder import RunFolder
 from tests.cli.conftest import write_study
 from tests.cli.terminal import Outcome, call, refused
 
+Failing = Callable[[int], AbstractContextManager[None]]
 Finished = Callable[[str], Path]
 FILES = ("last.safetensors", "best.safetensors", "scores.csv")
 
@@ -104,21 +106,34 @@ def test_attendance_of_another_run_is_repeated(federation: Path, tmp_path: Path)
     assert [(event["round"], event["site"]) for event in away] == [(1, "bea")]
 
 
-def test_too_few_sites_stop_the_run_and_resume_goes_on(federation: Path, tmp_path: Path) -> None:
+def test_too_few_sites_stop_the_run_and_resume_goes_on(federation: Path, tmp_path: Path, failing: Failing) -> None:
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
-    nobody = "study.away={ada=[3], bea=[3], cid=[3]}"
-    stopped = run(study, "--set", nobody)
+    with failing(3):
+        stopped = run(study)
     (folder,) = (tmp_path / "runs").iterdir()
-    refused(stopped, "round 3", "min_sites", f"`consilium resume {folder}`", status=1)
-    again = run(study, "--set", nobody)
-    refused(again, f"`consilium resume {folder}`", status=2)
-    text = (folder / "study.toml").read_text()
-    (folder / "study.toml").write_text(text.replace('{"ada" = [3], "bea" = [3], "cid" = [3]}', "{}"))
+    refused(stopped, "round 3", "min_sites", "the link broke", f"`consilium resume {folder}`", status=1)
+    refused(run(study), f"`consilium resume {folder}`", status=2)
     resumed = call("resume", folder, "--workers", 0)
     assert (resumed.status, resumed.folder) == (0, folder)
     whole = trained(study, "--set", "study.name=whole")
     for name in FILES:
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_failure_in_training_leaves_its_traceback_in_a_file(
+    federation: Path, tmp_path: Path, failing: Failing
+) -> None:
+    study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
+    with failing(2):
+        stopped = run(study)
+    (folder,) = (tmp_path / "runs").iterdir()
+    log = folder / "sites/bea/errors.log"
+    refused(stopped, f"round 2: bea did not answer: RuntimeError: the link broke (details in {log})", status=1)
+    assert "train, train round 2\nTraceback" in log.read_text() and "answering.py" in log.read_text()
+    lost = [event["why"] for event in RunFolder.open(folder).events() if event["event"] == "lost"]
+    assert [str(folder / f"sites/{site}/errors.log") in why for site, why in zip(("ada", "bea", "cid"), lost)] == [
+        True
+    ] * 3
 
 
 def test_fedsm_below_one_over_k_warns(federation: Path, tmp_path: Path) -> None:

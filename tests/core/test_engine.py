@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,33 @@ def test_guests_of_a_pooled_study_are_outside(federation: Path, tmp_path: Path) 
     assert set(result.summary["headline"]["outside"]) == {"cid"}
 
 
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"away": {"ada": (2,), "bea": (1, 2), "cid": (2, 3)}}, r"\[study\] away: every site is away in round 2; .*"),
+        (
+            {"away": {"ada": (3,), "bea": (3,)}, "min_sites": 2},
+            r"\[study\] min_sites = 2: round 3 can have 1 of 3 sites, because of \[study\] away; .*",
+        ),
+        (
+            {"sites_per_round": 2, "min_sites": 3},
+            r"\[study\] min_sites = 3: round 1 can have 2 of 3 sites, because of \[study\] sites_per_round; .*",
+        ),
+    ],
+)
+def test_a_round_that_can_never_have_enough_answers(
+    plan: dict[str, Any], words: str, federation: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StudyError, match=words):
+        go(counting_study(federation, **plan), Desk(SITES), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everyone_away_in_a_last_phase_is_refused(federation: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="every site is away in the phase 'after'"):
+        go(counting_study(federation, after=1, away=dict.fromkeys(SITES, (4,))), Desk(SITES), tmp_path)
+
+
 # ---------------------------------------------------------------------------------------- those who fail
 
 
@@ -139,14 +168,25 @@ def test_replies_that_come_backwards_change_nothing(federation: Path, tmp_path: 
     assert (forth.path / "last.safetensors").read_bytes() == (back.path / "last.safetensors").read_bytes()
 
 
-def test_a_full_disk_stops_the_run_with_a_sentence(federation: Path, tmp_path: Path) -> None:
-    def full(event: Any) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, r"No space left on device \(/run\).*Make room, then `consilium resume"),
+        (errno.EDQUOT, r"quota exceeded \(/run\).*Make room, then `consilium resume"),
+        (errno.EACCES, r"Permission denied \(/run\).*Allow reading and writing there, then `consilium resume"),
+        (errno.EROFS, r"Read-only file system \(/run\).*Allow reading and writing there, then `consilium resume"),
+        (errno.EIO, r"Input/output error \(/run\).*When the cause is mended, `consilium resume"),
+    ],
+)
+def test_a_failing_disk_stops_the_run_with_a_sentence(number: int, said: str, federation: Path, tmp_path: Path) -> None:
+    def fail(event: Any) -> None:
         if event["event"] == "round" and event["round"] == 2:
-            raise OSError(28, "No space left on device", "/run")
+            raise OSError(number, os.strerror(number), "/run")
 
     study = counting_study(federation)
-    with pytest.raises(WorkError, match=r"No space left on device \(/run\).*everything committed is saved.*resume"):
-        go(study, Desk(SITES), tmp_path, watch=full)
+    with pytest.raises(WorkError, match=said) as caught:
+        go(study, Desk(SITES), tmp_path, watch=fail)
+    assert "everything committed is saved" in str(caught.value)
     assert last_x(go(study, Desk(SITES), tmp_path)) == 9.0
 
 

@@ -19,6 +19,7 @@ from consilium.simulation import Result
 from consilium.site import Round, SiteCard
 from consilium.study import Study
 from consilium.weights import SiteName
+from consilium.wires.answering import Hospitals
 from consilium.wires.in_process import InProcess
 from consilium.wires.processes import Pool, Processes
 from tests.contract.promises import run_in_process
@@ -150,3 +151,20 @@ def test_every_broken_site_is_named_at_roll_call(tmp_path: Path) -> None:
         InProcess(study, path).roll_call()
     assert "ada000" in str(error.value)
     assert "cid000" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [("_card", "site 'ada' could not be opened"), ("_score", "scoring failed at site 'bea'")],
+)
+def test_a_failure_of_a_site_names_the_file_of_its_traceback(
+    task: str, words: str, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Hospitals, request: Any) -> Any:
+        raise TypeError("a bug of ours")
+
+    monkeypatch.setattr(Hospitals, task, fail)
+    with pytest.raises(engine.WireError, match=rf"{words}: TypeError: a bug of ours \(details in .*errors.log\)\."):
+        run_in_process(short(federation, "fedavg"), tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert "Traceback" in next(folder.glob("sites/*/errors.log")).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,31 @@ def test_the_personal_model_is_the_other_methods_own() -> None:
     assert value(uplink.personal) == value(kept.personal)
 
 
-def test_fields_of_the_other_method_are_checked() -> None:
-    with pytest.raises(StudyError, match=r"personal_fields\.alpha"):
-        FedSM(personal="apfl", personal_fields={"alpha": 0.1})
-    with pytest.raises(StudyError, match="α must be in"):
-        FedSM(personal="apfl", personal_fields={"mix": 2.0})
-    with pytest.raises(StudyError, match="softpull"):
-        FedSM(personal_fields={"mix": 0.5})
+@pytest.mark.parametrize(
+    ("personal", "fields", "sentence"),
+    [
+        ("apfl", {"mx": 0.1}, "[method] personal_fields of apfl: has no key 'mx'; did you mean 'mix'?"),
+        ("apfl", {"mix": "half"}, "[method] personal_fields of apfl: mix = 'half': it must be a number."),
+        ("apfl", {"adaptive": 1}, "[method] personal_fields of apfl: adaptive = 1: it must be true or false."),
+        ("apfl", {"mix": 2.0}, "[method] personal_fields of apfl: mix = 2.0: α must be in [0, 1]."),
+        ("pfedme", {"inner_steps": 2.5}, "personal_fields of pfedme: inner_steps = 2.5: it must be a whole number."),
+        ("pfedme", {"strength": [1]}, "personal_fields of pfedme: strength = [1]: it must be a number."),
+        (
+            "finetune",
+            {"finetune_epochs": 0},
+            "of finetune: finetune_epochs = 0: it must be at least 1.",
+        ),
+        ("perfedavg", {"hessian": 3}, "personal_fields of perfedavg: hessian = 3: it must be text."),
+        ("softpull", {"mix": 0.5}, "[method] personal_fields go with another `personal` than softpull."),
+    ],
+)
+def test_fields_of_the_other_method_are_checked(personal: str, fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(StudyError, match=re.escape(sentence)):
+        FedSM(personal=personal, personal_fields=fields)
+
+
+def test_whole_numbers_of_the_other_method_may_stand_for_numbers() -> None:
+    assert FedSM(personal="pfedme", personal_fields={"strength": 15}).partner.strength == 15.0
 
 
 def selector_step(training: str, state: OptimizerState | None = None) -> tuple[Any, Any]:

@@ -140,6 +140,7 @@ def test_seeds_missed_rounds_and_empty_truths_are_told(run_folder: Callable[...,
     folders = [run_folder("fedavg", sites=SMALL, seed=seed) for seed in (0, 1)]
     with (folders[0] / "journal.jsonl").open("a") as file:
         file.write('{"event": "refused", "round": 3, "site": "basel"}\n')
+        file.write('{"event": "lost", "round": 4, "site": "hk"}\n')
     summary = json.loads((folders[0] / "summary.json").read_text())
     summary["best"]["scores"]["global"]["dice"]["cup"]["empty"] = {"hk": 2}
     (folders[0] / "summary.json").write_text(json.dumps(summary))
@@ -147,6 +148,7 @@ def test_seeds_missed_rounds_and_empty_truths_are_told(run_folder: Callable[...,
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert "over 2 seeds" in text
     assert "<td>basel</td><td>refused</td><td>1</td>" in text
+    assert "<td>hk</td><td>lost</td><td>1</td>" in text
     assert "Left out because the truth is empty: 2 of cup at hk." in text
 
 

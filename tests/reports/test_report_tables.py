@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from consilium.errors import RunError
+from consilium.reports.page import write_page
 from consilium.reports.reading import RunView, read_run
 from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, compare
 
@@ -134,6 +135,49 @@ def test_runs_of_different_tasks_are_refused(run_folder: Callable[..., Path], fo
     (folder / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(RunError, match="one task at a time"):
         compare([four[2], read_run(folder)])
+
+
+def about(folder: Path, task: str, labels: list[str]) -> RunView:
+    """A run that says what it learns."""
+    with (folder / "study.toml").open("a") as file:
+        file.write(f'[facts]\ntask = "{task}"\nlabels = {json.dumps(labels)}\ndimensions = 2\n')
+    return read_run(folder)
+
+
+def test_runs_of_different_labels_are_refused(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """Both have a mean Dice, but of different things; a page refuses them as a table does, finished or not."""
+    eyes = about(run_folder("fedavg", sites=SMALL), "segmentation", ["disc", "cup"])
+    organs = about(run_folder("fedsm", sites=SMALL, finished=False), "segmentation", ["liver"])
+    words = "segmentation of disc, cup, .* a 2-D segmentation of liver; name runs of one task at a time"
+    with pytest.raises(RunError, match=words):
+        compare([eyes, organs])
+    with pytest.raises(RunError, match=words):
+        write_page([eyes, organs], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_means_over_different_sites_are_not_held_against_each_other(run_folder: Callable[..., Path]) -> None:
+    fewer = {"hk": SMALL["hk"]}
+    runs = [read_run(run_folder("fedavg", sites=SMALL)), read_run(run_folder("fedsm", sites=fewer))]
+    table = compare(runs)
+    assert [column.title for column in table.columns] == ["basel", "hk", "site mean", "pooled cases"]
+    assert table.grid()[2][1].text == "–"  # FedSM was not scored in Basel
+    assert table.best(SITE_MEAN) == table.best(POOLED) == frozenset()
+    assert table.best(Column("site", "hk")) == {"FedSM"}
+    assert "do not have the same sites" in table.caption
+
+
+def test_sites_with_other_cases_are_named(run_folder: Callable[..., Path]) -> None:
+    folders = [run_folder(method, sites=SMALL) for method in ("fedavg", "fedsm")]
+    for folder, table in zip(folders, ("a1", "b2")):
+        origin = json.loads((folder / "origin.json").read_text())
+        origin["sites"] = {"hk": {"table": table}, "basel": {"table": "c3"}}
+        (folder / "origin.json").write_text(json.dumps(origin))
+    table = compare([read_run(folder) for folder in folders])
+    assert table.unlike == ("hk",)
+    assert "Not the same cases in all runs, and so not to be compared: hk." in table.caption
+    assert table.best(Column("site", "hk")) == table.best(SITE_MEAN) == frozenset()
+    assert table.best(Column("site", "basel")) == {"FedAvg"}
 
 
 def test_markdown_escapes_bars(run_folder: Callable[..., Path]) -> None:

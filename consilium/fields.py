@@ -1,0 +1,107 @@
+"""Frozen dataclasses and TOML: every key and type checked on the way in, every value written as TOML on the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from consilium.errors import StudyError
+
+T = TypeVar("T")
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """What to write instead of an unknown word."""
+    valid = list(valid)
+    close = difflib.get_close_matches(word.lower(), valid, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}."
+
+
+def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str, about: str = "") -> T:
+    """A dataclass from a TOML table, with every key and type checked."""
+    hints = get_type_hints(kind)
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            choices = sorted([*known, "name"] if about else known)
+            raise StudyError(f"[{section}]{about} has no key '{key}'; {nearest(key, choices)}")
+        values[key] = _typed(value, hints[key], f"[{section}] {key}")
+    missing = [
+        f.name for f in fields(kind)  # type: ignore[arg-type]
+        if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    if missing:
+        raise StudyError(f"[{section}] {missing[0]} is required.")
+    return kind(**values)
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    tuple: "a list",
+    dict: "a table",
+}
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return _frozen(value)
+    if origin in (Union, types.UnionType):
+        for option in args:
+            try:
+                return _typed(value, option, where)
+            except StudyError:
+                continue
+        raise StudyError(f"{where} = {value!r}: it must be {' or '.join(_WORDS[a] for a in args if a in _WORDS)}.")
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise StudyError(f"{where} = {value!r}: it must be a list.")
+        if Ellipsis not in args and len(value) != len(args):
+            raise StudyError(f"{where} = {value!r}: it must have {len(args)} values.")
+        return tuple(_typed(v, args[0] if Ellipsis in args else args[i], where) for i, v in enumerate(value))
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise StudyError(f"{where} = {value!r}: it must be a table.")
+        return {str(k): _typed(v, args[1], f"{where}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise StudyError(f"{where} = {value!r}: it must be {_WORDS.get(hint, hint)}.")
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def plain(item: Any) -> dict[str, Any]:
+    """A dataclass's fields as TOML and JSON can hold them."""
+
+    def thawed(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: thawed(part) for key, part in value.items()}
+        return [thawed(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return {f.name: thawed(getattr(item, f.name)) for f in fields(item)}
+
+
+def to_toml(value: Any) -> str:
+    """A value as it is written in a study."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {to_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(to_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
