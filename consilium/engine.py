@@ -30,13 +30,14 @@ class WireError(WorkError):
 class Wire(Protocol):
     """Carries packets; a site that fails or is late is a `Reply` without a packet.
 
-    `train` gives replies as they come, so that one is checked while other sites still train.
+    `train` gives replies as they come, so that one is checked while other sites still train; a site missing from the
+    answer of `score` has not scored.
     """
 
     def roll_call(self) -> RollCall: ...
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]: ...
-    def deliver(self, releases: Mapping[SiteName, Packet]) -> None: ...
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None: ...
     def close(self) -> None: ...
 
 
@@ -210,19 +211,32 @@ class _Run:
         due = phase.counts and ((round.step + 1) % self.study.plan.score_every == 0 or round.step + 1 == phase.rounds)
         if not due or (round.index + 1, phase.name) in self.folder.scored():
             return best
-        rows = self._score(server, merged, round, full=False)
-        now = Best(server, self._valid(rows, round), dict(merged))
-        best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
+        rows, missing = self._score(server, merged, round, full=False)
+        if not missing or (best is None and (phase, round) == self._last_counting):
+            # means over other sites do not compare, so a round that not all have scored cannot be the best
+            now = Best(server, self._valid(rows, round), dict(merged))
+            best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
         self._seal(rows, round.index + 1, phase.name)
         return best
 
-    def _score(self, server: Any, merged: Mapping[SiteName, int], round: Round, full: bool) -> list[Row]:
+    @property
+    def _last_counting(self) -> tuple[Phase, Round]:
+        return next((phase, round) for phase, round in reversed(self.line) if phase.counts)
+
+    def _score(
+        self, server: Any, merged: Mapping[SiteName, int], round: Round, full: bool
+    ) -> tuple[list[Row], list[SiteName]]:
+        """The scores, and the members that did not answer."""
         releases = {}
         for name in self.roll.audience:
             releases[name] = flatten(self.method.release(server, self.roster.get(name)))
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, full=full)
         answers = self.wire.score(releases, head)
-        return [row for name in sorted(answers) for row in answers[name]]
+        missing = [name for name in releases if name not in answers]
+        for name in missing:
+            self.folder.note("unscored", round=round.index + 1, phase=round.phase, site=name)
+        rows = [row for name in sorted(answers) for row in answers[name]]
+        return rows, [name for name in missing if not self.roll.audience[name]]
 
     def _seal(self, rows: list[Row], round: int, phase: str) -> None:
         """Scores count once their event is in the journal."""
@@ -260,7 +274,8 @@ class _Run:
             if (number, name) not in self.folder.scored():
                 self._seal(self._final_rows(name, state, replace(final, index=number - 1)), number, name)
         self.wire.deliver(
-            {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()}
+            {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()},
+            Envelope(self.folder.path.name, self.study.method_name, final, best.merged),
         )
         summary = self._summary(best, best_round, last_round)
         self.folder.finish(self.method, summary)
@@ -272,7 +287,7 @@ class _Run:
         if name == "last" and self.folder.best_is_last():
             rows = [row for row in self.folder.rows() if row.phase == "best"]
             return [replace(row, phase=name, round=round.index + 1) for row in rows]
-        return self._score(state.server, state.merged, replace(round, phase=name), full=True)
+        return self._score(state.server, state.merged, replace(round, phase=name), full=True)[0]
 
     def _recipients(self) -> dict[SiteName, SiteCard | None]:
         return {name: self.roster.get(name) for name in self.roll.audience}

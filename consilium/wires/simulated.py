@@ -92,13 +92,13 @@ class SimulatedWire(ABC):
                 raise WireError(f"scoring failed at site '{name}': {_reason(answer)}.")
         return {name: read_rows(self._path(name, "reply")) for name in answers}
 
-    def deliver(self, releases: Mapping[SiteName, Packet]) -> None:
-        for name, answer in self._exchange("deliver", releases, None):
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
+        for name, answer in self._exchange("deliver", releases, head):
             if "error" in answer:
                 raise WireError(f"site '{name}' could not store its release: {_reason(answer)}.")
 
     def _exchange(
-        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope | None
+        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
     ) -> Iterator[tuple[SiteName, Answer]]:
         self.spool.mkdir(parents=True, exist_ok=True)
         written: dict[int, Path] = {}

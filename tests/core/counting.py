@@ -79,6 +79,7 @@ class Desk:
     guests: tuple[SiteName, ...] = ()
     value: Callable[[int, str, str], float | None] = lambda round, site, split: 0.5  # a score by round, site, split
     reply: Callable[[SiteName, Envelope, Reply], Reply] = lambda site, head, reply: reply
+    silent: Callable[[int, str], bool] = lambda round, site: False  # whether a site's scores never come
     backwards: bool = False  # the replies come in the opposite order
     asked: list[tuple[int, list[SiteName]]] = field(default_factory=list)
     orders: list[dict[SiteName, float]] = field(default_factory=list)
@@ -103,7 +104,7 @@ class Desk:
         released = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
         number = head.round.index + 1
         self.scored.append((number, head.round.phase, released))
-        return {name: self._rows(name, number, head.round.phase) for name in released}
+        return {name: self._rows(name, number, head.round.phase) for name in released if not self.silent(number, name)}
 
     def _rows(self, site: SiteName, number: int, phase: str) -> list[Row]:
         values = {split: self.value(number, site, split) for split in ("valid", "test")}
@@ -113,7 +114,7 @@ class Desk:
             if value is not None
         ]
 
-    def deliver(self, releases: Mapping[SiteName, Packet]) -> None:
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
         self.delivered = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
 
     def close(self) -> None:
