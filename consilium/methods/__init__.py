@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from consilium.method import Method
 from consilium.methods.apfl import APFL
+from consilium.methods.apple import APPLE
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.fedavg_local import FedAvgLocal
@@ -32,6 +33,7 @@ METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
     "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "apple": APPLE,
 }
 
 ALIASES = {"separate": "local", "centralized": "pooled"}
