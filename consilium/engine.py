@@ -312,6 +312,7 @@ class _Run:
             bytes_down=sum(event["bytes_down"] for event in train),
             peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
             best_rounds=rounds,
+            all_rows=rows,
         )
 
 
