@@ -24,6 +24,7 @@ from consilium.data.images import (
     orientation,
     read_image,
     read_mask,
+    stack_of,
 )
 from consilium.data.preprocess import shape_text
 from consilium.data.site_folder import (
@@ -161,7 +162,7 @@ def fix(folder: Path, to: Path) -> list[str]:
 
 
 def file_hash(path: Path) -> str:
-    """The content of an image, whatever its name; of an mhd, header and data."""
+    """The content of a file, whatever its name; of an mhd, header and data."""
     total = hashlib.sha256()
     for part in files_of(path):
         with part.open("rb") as file:
@@ -198,13 +199,20 @@ def _remember(site: SiteFolder, case: Case, seen: Examined) -> _Facts:
     return _Facts(
         site.name,
         case,
-        file_hash(case.image),
+        _content(case.image, seen.image),
         seen.image.array.shape[1:],
         tuple(round(step, 3) for step in seen.image.spacing),
         orientation(seen.image),
         seen.values,
         seen.mask is None or _same_place(seen.image, seen.mask),
     )
+
+
+def _content(path: Path, image: Picture) -> str:
+    """What two images have in common that are the same; in a stack the file around them does not count."""
+    if stack_of(path)[1] is None:
+        return file_hash(path)
+    return hashlib.sha256(f"{image.array.dtype}{image.array.shape}".encode() + image.array.tobytes()).hexdigest()
 
 
 def _same_place(image: Picture, mask: Picture) -> bool:
@@ -315,5 +323,6 @@ def _copy_site(site: SiteFolder, to: Path) -> None:
         for path in (case.image, case.label):
             for part in files_of(path) if isinstance(path, Path) else ():
                 target = to / part.relative_to(site.folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(part, target)
+                if not target.exists():  # a stack holds many cases; its order is kept, so broken ones stay inside
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(part, target)

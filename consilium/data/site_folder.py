@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from consilium.data.images import IMAGE_SUFFIXES, suffix_of
+from consilium.data.images import IMAGE_SUFFIXES, stack_of, suffix_of
 from consilium.errors import DataError
 
 TASKS = ("segmentation", "classification")
@@ -425,9 +425,15 @@ class _Inside:
         self.place = place
         self.root = os.path.realpath(place)
         self.safe: dict[str, bool] = {}
+        self.stacks: dict[str, str] = {}
 
     def fault(self, column: str, text: str) -> str:
-        sentence = self._fault(text)
+        stack, place = stack_of(Path(text))
+        if place is None:
+            sentence = self._fault(text)
+        else:  # thousands of cases may lie in one file
+            file = stack.as_posix()
+            sentence = self.stacks[file] = self.stacks[file] if file in self.stacks else self._fault(file)
         return f"{column} {sentence}" if sentence else ""
 
     def _fault(self, text: str) -> str:
