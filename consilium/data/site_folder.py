@@ -257,7 +257,7 @@ def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
     return seen
 
 
-_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a folder, a tensor name and a certificate
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a folder, a tensor name and a certificate
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _HEAD_KEYS = {"task": str, "labels": list, "dimensions": int, "channels": int, "contains": dict}
 _SITE_KEYS = {"name": str, "annotated": list, "source": str, "licence": str}
@@ -327,7 +327,7 @@ def _read_site(federation: Federation, place: Path, faults: list[Fault], rejecte
     wrong: list[str] = []
     facts = _read_toml(place / "site.toml", _SITE_KEYS, ("name",), wrong)
     name = facts.get("name", place.name)
-    if not _SITE_NAME.fullmatch(name):
+    if not SITE_NAME.fullmatch(name):
         wrong.append(f"name {name!r} cannot be used; write letters, digits, '-', '_' or '.', a letter or digit first.")
     annotated = tuple(facts.get("annotated", federation.labels))
     if not annotated:
