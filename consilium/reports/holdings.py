@@ -34,7 +34,7 @@ def draw(held: Holdings, path: Path) -> None:
         rows, columns = np.nonzero(counts)
         axes.scatter(columns, rows, s=LARGEST * counts[rows, columns] / most, color=PALETTE[0], linewidths=0)
         for column, total in enumerate(counts.sum(axis=0)):
-            axes.annotate(f"{total:.0f}", (column, -0.75), ha="center", va="bottom", color=FAINT, fontsize=8)
+            axes.text(column, -0.75, f"{total:.0f}", ha="center", va="bottom", color=FAINT, fontsize=8)
         axes.set_xticks(range(len(sites)), sites, rotation=45 if len(sites) > 6 else 0)
         axes.set_yticks(range(len(labels)), labels)
         axes.set(xlim=(-0.6, len(sites) - 0.4), ylim=(len(labels) - 0.4, -0.6))
