@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -29,12 +29,16 @@ class WireError(WorkError):
 
 
 class Wire(Protocol):
-    """Carries packets; a site that fails or is late is a `Reply` without a packet."""
+    """Carries packets; a site that fails or is late is a `Reply` without a packet.
+
+    `train` gives replies as they come, so that one is checked while other sites still train; a site missing from the
+    answer of `score` has not scored.
+    """
 
     def roll_call(self) -> RollCall: ...
-    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]: ...
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]: ...
-    def deliver(self, releases: Mapping[SiteName, Packet]) -> None: ...
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None: ...
     def close(self) -> None: ...
 
 
@@ -158,14 +162,14 @@ class _Run:
         """Orders out, replies in; a reply that cannot be used is left out, said, and forgotten by its site."""
         asked = self._asked(phase, round)
         orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
-        packets = {name: flatten(order) for name, order in orders.items() if order is not None}
+        packets = _flattened(orders)
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, best)
+        came = {name: (reply, *self._accepted(name, reply, head)) for name, reply in self.wire.train(packets, head)}
         replies: dict[SiteName, Any] = {}
         lost = ""
-        for name, reply in sorted(self.wire.train(packets, head).items()):
+        for name, (reply, uplink, lost_here) in sorted(came.items()):
             facts = {"round": round.number, "phase": phase.name, "site": name}
             self.memory_mb[name] = reply.memory_mb
-            uplink, lost_here = self._accepted(name, reply, head)
             if uplink is None:
                 lost = lost_here
                 self.folder.note("lost" if reply.packet is None else "refused", **facts, why=lost_here)
@@ -218,19 +222,32 @@ class _Run:
         due = phase.counts and ((round.step + 1) % self.study.plan.score_every == 0 or round.step + 1 == phase.rounds)
         if not due or (round.number, phase.name) in self.folder.scored():
             return best
-        rows = self._score(server, merged, round, full=False)
-        now = Best(server, self._valid(rows, round), dict(merged))
-        best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
+        rows, missing = self._score(server, merged, round, full=False)
+        if not missing or (best is None and (phase, round) == self._last_counting):
+            # means over other sites do not compare, so a round that not all have scored cannot be the best
+            now = Best(server, self._valid(rows, round), dict(merged))
+            best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
         self._seal(rows, round.number, phase.name)
         return best
 
-    def _score(self, server: Any, merged: Mapping[SiteName, int], round: Round, full: bool) -> list[Row]:
+    @property
+    def _last_counting(self) -> tuple[Phase, Round]:
+        return next((phase, round) for phase, round in reversed(self.line) if phase.counts)
+
+    def _score(
+        self, server: Any, merged: Mapping[SiteName, int], round: Round, full: bool
+    ) -> tuple[list[Row], list[SiteName]]:
+        """The scores, and the members that did not answer."""
         releases = {}
         for name in self.roll.audience:
             releases[name] = flatten(self.method.release(server, self.roster.get(name)))
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, full=full)
         answers = self.wire.score(releases, head)
-        return [row for name in sorted(answers) for row in answers[name]]
+        missing = [name for name in releases if name not in answers]
+        for name in missing:
+            self.folder.note("unscored", round=round.number, phase=round.phase, site=name)
+        rows = [row for name in sorted(answers) for row in answers[name]]
+        return rows, [name for name in missing if not self.roll.audience[name]]
 
     def _seal(self, rows: list[Row], round: int, phase: str) -> None:
         """Scores count once their event is in the journal."""
@@ -259,7 +276,7 @@ class _Run:
     def _finish(self, server: Any, merged: Mapping[SiteName, int], best: Best | None) -> Mapping[str, Any]:
         assert best is not None
         final, last_round = self.line[-1][1], self.rounds
-        end = max(round.index for phase, round in self.line if phase.counts)
+        end = self._last_counting[1].index
         if any(phase.from_best for phase, _ in self.line[end + 1 :]):  # adaptation and calibration refine the best
             best = self.folder.keep(replace(best, server=server, merged=dict(merged)))
         best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
@@ -268,7 +285,8 @@ class _Run:
             if (number, name) not in self.folder.scored():
                 self._seal(self._final_rows(name, state, replace(final, index=number - 1, before=0)), number, name)
         self.wire.deliver(
-            {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()}
+            {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()},
+            Envelope(self.folder.path.name, self.study.method_name, final, best.merged),
         )
         summary = self._summary(best, best_round, last_round)
         self.folder.finish(self.method, summary)
@@ -280,7 +298,7 @@ class _Run:
         if name == "last" and self.folder.best_is_last():
             rows = [row for row in self.folder.rows() if row.phase == "best"]
             return [replace(row, phase=name, round=round.number) for row in rows]
-        return self._score(state.server, state.merged, replace(round, phase=name), full=True)
+        return self._score(state.server, state.merged, replace(round, phase=name), full=True)[0]
 
     def _recipients(self) -> dict[SiteName, SiteCard | None]:
         return {name: self.roster.get(name) for name in self.roll.audience}
@@ -306,6 +324,7 @@ class _Run:
             bytes_down=sum(event["bytes_down"] for event in train),
             peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
             best_rounds=rounds,
+            all_rows=rows,
         )
 
 
@@ -314,6 +333,17 @@ def _called(phase: Phase, round: Round) -> str:
     if phase.counts:
         return f"round {round.number}"
     return f"the phase '{phase.name}'" + (f", step {round.step + 1}" if round.total > 1 else "")
+
+
+def _flattened(orders: Mapping[SiteName, Any]) -> dict[SiteName, Packet]:
+    """One packet for all sites that are sent the very same things, so that a wire need write it only once."""
+    made: dict[tuple[int, ...], Packet] = {}
+    packets = {}
+    for name, order in orders.items():
+        if order is not None:
+            fields = tuple(id(value) for value in vars(order).values())
+            packets[name] = made[fields] if fields in made else made.setdefault(fields, flatten(order))
+    return packets
 
 
 def round3(number: float) -> float:

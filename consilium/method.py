@@ -27,11 +27,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_type_hints
 
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.tree import message
 from consilium.weights import SiteName, Weights
 
-__all__ = ["Best", "GlobalModel", "Method", "Phase", "Valid", "away_as", "message", "timeline"]
+__all__ = ["Best", "GlobalModel", "Method", "PersonalModel", "Phase", "Valid", "away_as", "message", "timeline"]
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,36 @@ class GlobalModel(Method):
 
     def deploy(self, task: Task, memory: Any | None, released: Release) -> Predictor:
         return OneModel(task, released.global_, "global")
+
+
+class PersonalModel(Method):
+    """One shared model goes down; every site makes one of its own, keeps it as `Memory.personal` and uses it."""
+
+    headline: ClassVar[str] = "personal"
+    when: ClassVar[str] = "trained"  # the site's own model; or "adapted", after the paper's rounds
+
+    @message
+    class Downlink:
+        global_: Weights
+
+    @message
+    class Release:
+        global_: Weights
+        home: SiteName
+
+    def send(self, server: Any, site: SiteCard, round: Round) -> Downlink:
+        return self.Downlink(server.global_)
+
+    def release(self, server: Any, site: SiteCard | None) -> Release:
+        return self.Release(server.global_, site.name if site else "")
+
+    def deploy(self, task: Task, memory: Any | None, released: Release) -> Predictor:
+        common = OneModel(task, released.global_, "global")
+        if memory is None or not released.home:
+            return common
+        # before there is one of its own the shared model stands in, and its scores say so
+        own, when = (released.global_, "merged") if memory.personal is None else (memory.personal, self.when)
+        return WithOthers(OneModel(task, own, "personal", released.home, when), (common,))
 
 
 def timeline(method: Method, rounds: int) -> list[tuple[Phase, Round]]:

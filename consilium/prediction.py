@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from consilium.data.images import IMAGE_SUFFIXES, read_image, suffix_of, write_mask
+from consilium.data.images import IMAGE_SUFFIXES, pictures_in, read_image, stack_of, suffix_of, write_mask
 from consilium.data.preprocess import forward, invert
 from consilium.envelope import card_from_json
 from consilium.errors import DataError, StudyError
@@ -83,7 +84,8 @@ def _at_home(folder: RunFolder, study: Study, task: Task, server: Any, site: str
 def predict(run: Path, images: Sequence[Path], to: Path, site: str | None = None) -> list[Prediction]:
     """Predict every image (folders are searched) and write masks and predictions.csv into `to`."""
     study, predictor = open_predictor(run, site)
-    paths = _found(images)
+    facts = study.facts
+    paths = [p for path in _found(images) for p in pictures_in(path, facts.dimensions, facts.channels)]
     predictions, faults = [], []
     for path, out in zip(paths, _outputs(paths, to)):
         try:
@@ -133,7 +135,7 @@ def _found(images: Sequence[Path]) -> list[Path]:
             if not inside:
                 raise DataError(f"the folder {path} has no images; formats are {', '.join(IMAGE_SUFFIXES)}.")
             paths += inside
-        elif path.is_file():
+        elif stack_of(path)[0].is_file():
             paths.append(path)
         else:
             raise DataError(f"there is no image {path}.")
@@ -142,15 +144,22 @@ def _found(images: Sequence[Path]) -> list[Path]:
 
 def _outputs(paths: Sequence[Path], to: Path) -> list[Path]:
     """A name for every mask; two images of one name are told apart by their folders."""
-    names = [path.name for path in paths]
-    chosen = [path.name if names.count(path.name) == 1 else "_".join((*path.parts[-2:-1], path.name)) for path in paths]
-    twice = {name for name in chosen if chosen.count(name) > 1}
+    names = [_plain_name(path) for path in paths]
+    many = Counter(names)
+    chosen = [n if many[n] == 1 else "_".join((*path.parts[-2:-1], n)) for path, n in zip(paths, names)]
+    twice = {name for name, count in Counter(chosen).items() if count > 1}
     if twice:
         raise StudyError(f"several images are called {min(twice)}; predict them into different folders.")
     given = {path.resolve() for path in paths}
     if any((to / name).resolve() in given for name in chosen):
         raise StudyError(f"--to {to} would overwrite the images themselves; name another folder.")
     return [to / name for name in chosen]
+
+
+def _plain_name(path: Path) -> str:
+    """A file name for an image; of one in a stack: test.npy#17 becomes test-00017.npy."""
+    file, place = stack_of(path)
+    return file.name if place is None else f"{file.stem}-{place:05d}.npy"
 
 
 def _table(predictions: Sequence[Prediction]) -> str:

@@ -27,10 +27,8 @@ class Store:
     """A folder of weights, each in a file named by its content."""
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
-        self.folder, self.durable = (
-            folder,
-            durable,
-        )  # durable: on the disk, not only with the system, when `put` returns
+        self.folder = folder
+        self.durable = durable  # on the disk, not only with the system, when `put` returns
 
     def put(self, item: Any) -> Document:
         """Store a message; what is already there costs nothing."""
@@ -57,10 +55,12 @@ class Store:
 
     def sweep(self, documents: Iterable[Document]) -> None:
         """Delete what no document refers to any more."""
-        used = {name for document in documents for name in (*document["weights"].values(), document["tensors"])}
-        for path in self.folder.glob("*.safetensors"):
-            if path.stem not in used:
-                path.unlink()
+        held = list(self.folder.glob("*.safetensors"))
+        if held:
+            used = {name for document in documents for name in (*document["weights"].values(), document["tensors"])}
+            for path in held:
+                if path.stem not in used:
+                    path.unlink()
 
     def _path(self, digest: str) -> Path:
         return self.folder / f"{digest}.safetensors"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilium import __version__
+from consilium import __version__, tree
 from consilium.data.cache import SiteArrays, open_site
 from consilium.data.cases import Cases
 from consilium.data.site_folder import Federation
@@ -23,13 +23,14 @@ from consilium.method import Method
 from consilium.refusal import stamped
 from consilium.scores import Row
 from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard
-from consilium.store import MemoryShelf
+from consilium.store import MemoryShelf, read_json, write_json
 from consilium.study import Study
 from consilium.tree import Packet, flatten, unflatten
 from consilium.weights import SiteName
 
 POOLED = "pooled"  # the virtual site that holds all cases
 SCORED = ("valid", "test")
+RELEASE = "release.safetensors"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Worker:
     member: bool
     outside: bool
     hidden: tuple[str, ...]  # labels this site does not annotate: unknown there, so not scored
-    release_file: Path
+    place: Path  # the site's own folder for this run
+    alias: Callable[[str], str] = str  # a case's name as the server may read it
 
     def train(self, order: Packet, head: Envelope) -> Packet:
         """Answer an order; a lost or repeated order leaves no other trace than this round's memory."""
@@ -92,7 +94,7 @@ class Worker:
         def row(case: str, label: str, metric: str, value: float) -> Row:
             return Row(
                 head.round.number, head.round.phase, predictor.model, predictor.of, predictor.when,
-                name, self.outside, split, case, label, metric, float(value),
+                name, self.outside, split, self.alias(case) if case else "", label, metric, float(value),
             )  # fmt: skip
 
         outputs: list[Tensor] = []
@@ -124,12 +126,17 @@ class Worker:
     def _marks(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
         return [mark for mark in self.site.task.score(output, truth, full) if mark.label not in self.hidden]
 
-    def deliver(self, release: Packet) -> None:
-        """Store the release beside the memory, for use without the server."""
-        from consilium import tree
+    def deliver(self, release: Packet, head: Envelope) -> None:
+        """Store the release beside the memory it goes with, for use without the server."""
+        self.place.mkdir(parents=True, exist_ok=True)
+        tree.write(release, self.place / RELEASE, self.shelf.durable)
+        facts = {"run": head.run, "method": head.method, "merged": head.merged.get(self.site.card.name, -1)}
+        write_json(facts, self.place / "release.json", self.shelf.durable)
 
-        self.release_file.parent.mkdir(parents=True, exist_ok=True)
-        tree.write(release, self.release_file)
+    def released(self) -> Predictor:
+        """What was delivered here, ready to use; the server is not asked."""
+        facts = read_json(self.place / "release.json")
+        return self.predictor(tree.read(self.place / RELEASE), facts["merged"])
 
 
 def volume_of(batch: Batch) -> str:
@@ -167,8 +174,21 @@ def open_arrays(study: Study, federation: Federation, site: SiteName) -> SiteArr
     return open_site(federation, federation.sites[site], study.preprocess, annotated=annotated)
 
 
-def open_worker(study: Study, federation: Federation, site: SiteName, roster: Roster, folder: Path) -> Worker:
-    """A site of a simulation: data from the federation's folder, memory in the run folder."""
+def place_in(run: Path, site: SiteName) -> Path:
+    """The folder of a site in a simulated run, where nobody else writes."""
+    return run / "sites" / site
+
+
+def open_worker(
+    study: Study,
+    federation: Federation,
+    site: SiteName,
+    roster: Roster,
+    place: Path,
+    durable: bool = False,
+    alias: Callable[[str], str] = str,
+) -> Worker:
+    """A site with its data and `place`, its own folder for this run; of the federation it need know only itself."""
     sources = members_of(study, federation) if site == POOLED else [site]
     arrays = tuple(open_arrays(study, federation, name) for name in sources)
     member = site in roster
@@ -176,16 +196,16 @@ def open_worker(study: Study, federation: Federation, site: SiteName, roster: Ro
     device = pick_device(study.local.device, card.index)
     task = study.task.on(device) if device != "cpu" else study.task
     data = Cases(arrays, study.task_fields.augment, study.task_fields.patch, bool(study.preprocess.slices))
-    place = folder / "sites" / site
     return Worker(
         study.method,
         Site(card, roster, task, data, study.local, device, study.plan.seed),
-        MemoryShelf(place / "memory", site),
+        MemoryShelf(place / "memory", site, durable),
         LocalNorm.of(task, study.local.batchnorm, site),
         member,
-        outside=not member and site not in members_of(study, federation) and site != POOLED,
+        outside=site in study.plan.leave_out,
         hidden=() if site == POOLED else tuple(set(federation.labels) - set(annotated_at(study, federation, site))),
-        release_file=place / "release.safetensors",
+        place=place,
+        alias=alias,
     )
 
 

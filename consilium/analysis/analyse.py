@@ -7,13 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consilium.analysis import features, figures, gallery, loss_surface, sweeps
+from consilium.analysis import (
+    features,
+    figures,
+    gallery,
+    loss_surface,
+    progress,
+    relation_figures,
+    relationships,
+    sweeps,
+)
 from consilium.analysis.opening import Runs
-from consilium.errors import StudyError, UserError
+from consilium.errors import RunError, StudyError, UserError
 from consilium.fields import nearest
-from consilium.reports.figures import to_bytes
+from consilium.method import timeline
+from consilium.reports.figures import relation_map, to_bytes
 from consilium.reports.tables import called
 from consilium.store import write_json
+from consilium.study import load_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +36,7 @@ Say = Callable[[str], None]
 class Options:
     """What an analysis may be told; the defaults suit a first look."""
 
-    site: str | None = None  # whose cases; None: the first site
+    site: str | None = None  # whose cases, whose relationships; None: the first site
     radius: float | None = None  # of the loss surface; None: half the length of the first model
     points: int = 21
     directions: int = 10
@@ -206,10 +217,53 @@ def _lambda(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     )
 
 
+def _relationships(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    for view in [view for view in runs.views if relationships.has_relationships(view)] or runs.views[:1]:
+        found = relationships.read_relationships(view)
+        site = options.site or next(iter(found.p))
+        if site not in found.p:
+            raise StudyError(f"there is no site '{site}' with relationships; there are {', '.join(found.p)}.")
+        study = load_study(view.folder / "study.toml")
+        method: Any = study.method
+        fading = [method.fading(round) for _, round in timeline(method, study.plan.rounds)]
+        words = [f"{one} {found.own(one)[-1]:.2f} from itself, most else from {found.friend(one)}" for one in found.p]
+        yield Finding(
+            "relationships",
+            "Which hospitals help which",
+            "After the last round: " + "; ".join(words),
+            found.to_json(),
+            {
+                "relationships": relation_map(found.matrix(), found.sites),
+                f"relationships-{site}": relation_figures.of_one_site(found, site),
+                "self-relationships": relation_figures.of_all_selves(found),
+                "scheduler": relation_figures.fading(fading, method.scheduler),
+            },
+            run=view.folder,
+        )
+
+
+def _progress(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs in one figure."""
+    found = {runs.names[view.folder]: progress.progress_of(view) for view in runs.views}
+    about = runs.views[0].headline
+    if not about or any(not one.test.rounds for one in found.values()):
+        raise RunError("these runs have no test scores by round; set study.score_every below study.rounds.")
+    ends = ", ".join(f"{name} {one.test.site_mean[-1]:.3f}" for name, one in found.items())
+    yield Finding(
+        "progress",
+        "Round by round",
+        f"Test {called(about.metric)}, mean over sites, in the last round: {ends}",
+        {"runs": {name: one.to_json() for name, one in found.items()}},
+        {"progress": progress.draw(found, called(about.metric))},
+    )
+
+
 ANALYSES: dict[str, Analysis] = {
     "gallery": Analysis(_gallery, lambda runs: True),
     "loss-surface": Analysis(_loss_surface, lambda runs: True),
     "features": Analysis(_features, lambda runs: any(run.selects for run in runs.opened)),
     "gamma": Analysis(_gamma, lambda runs: any(run.thresholded for run in runs.opened)),
     "lambda": Analysis(_lambda, lambda runs: sweeps.is_lambda_sweep(runs.views)),
+    "progress": Analysis(_progress, lambda runs: all(len(view.test_curve.rounds) > 1 for view in runs.views)),
+    "relationships": Analysis(_relationships, lambda runs: any(map(relationships.has_relationships, runs.views))),
 }

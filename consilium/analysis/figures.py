@@ -48,7 +48,7 @@ _WORDS = {"train": "training", "valid": "validation", "test": "test"}
 def loss_surfaces(found: Mapping[str, Mapping[str, Surface]], site: str, filterwise: bool = False) -> Figure:
     """A panel per split, a colour per model: every direction thin, their mean bold."""
     splits = [split for split in ("train", "test") if any(split in surfaces for surfaces in found.values())]
-    tint = _model_tints(list(found))
+    tint = model_tints(list(found))
     with sheet(height=3.6, width=WIDTH if len(splits) > 1 else 0.6 * WIDTH) as figure:
         panels = np.ravel(figure.subplots(1, len(splits), sharey=True, squeeze=False))
         for axes, split in zip(panels, splits, strict=True):
@@ -60,7 +60,7 @@ def loss_surfaces(found: Mapping[str, Mapping[str, Surface]], site: str, filterw
         panels[0].set_ylabel("loss")
         unit = "filter-normalised direction, in model sizes" if filterwise else "unit direction"
         figure.supxlabel(f"distance from the model along a random {unit}", fontsize=9)
-        _side_labels(panels[-1], {name: list(s.values())[-1].mean[-1] for name, s in found.items()}, tint)
+        side_labels(panels[-1], {name: list(s.values())[-1].mean[-1] for name, s in found.items()}, tint)
         return figure
 
 
@@ -71,7 +71,7 @@ def _surface(axes: Axes, surface: Surface, colour: str) -> None:
     axes.plot(0, surface.centre, "o", color=colour, markersize=4.5)
 
 
-def _model_tints(names: Sequence[str]) -> dict[str, str]:
+def model_tints(names: Sequence[str]) -> dict[str, str]:
     """Ink for pooled training and grey for local, as in the report; the palette for the rest."""
     fixed = {name: BOUND if name.startswith("Pooled") else LOCAL for name in names if name.startswith(_FIXED)}
     rest = [name for name in names if name not in fixed]
@@ -81,7 +81,7 @@ def _model_tints(names: Sequence[str]) -> dict[str, str]:
 _FIXED = ("Pooled", "Local")
 
 
-def _side_labels(axes: Axes, ends: Mapping[str, float], tint: Mapping[str, str]) -> None:
+def side_labels(axes: Axes, ends: Mapping[str, float], tint: Mapping[str, str]) -> None:
     """Names beside the lines' right ends, moved apart where they would touch."""
     low, high = axes.get_ylim()
     step = 0.07 * (high - low)
@@ -256,7 +256,7 @@ def _score_panel(axes: Axes, sweep: GammaSweep, scale: _Nines) -> None:
         dash = (0, (4, 2)) if "(outside)" in name else "-"
         axes.plot(scale(sweep.grid), values, color=tint, linewidth=1.8, linestyle=dash, drawstyle="steps-post")
     axes.grid(axis="y")
-    _side_labels(axes, {name: v[-1] for name, (v, _) in lines.items()}, {name: t for name, (_, t) in lines.items()})
+    side_labels(axes, {name: v[-1] for name, (v, _) in lines.items()}, {name: t for name, (_, t) in lines.items()})
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def pulls(sweep: LambdaSweep, what: str = "Dice") -> Figure:
         axes.grid(axis="y")
         if sweep.chosen is not None:
             axes.axvline(sweep.chosen, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
-        _side_labels(axes, ends, tint)
+        side_labels(axes, ends, tint)
         return figure
 
 

@@ -23,7 +23,7 @@ from consilium.store import read_json
 from consilium.study import Study
 from consilium.tree import flatten
 from consilium.weights import SiteName
-from consilium.worker import Worker, members_of, open_worker
+from consilium.worker import Worker, members_of, open_worker, place_in
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OpenRun:
         if site not in self.federation.sites:
             raise StudyError(f"there is no site '{site}'; the federation has {', '.join(self.federation.sites)}.")
         torch.set_num_threads(self.study.local.threads)  # as in training and scoring: it changes the last bits
-        return open_worker(self.study, self.federation, site, self.roster, self.path)
+        return open_worker(self.study, self.federation, site, self.roster, place_in(self.path, site))
 
     def predictor(self, worker: Worker) -> Predictor:
         """What the run's release becomes at this site."""

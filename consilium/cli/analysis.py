@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-NAMES = "gallery, loss-surface, features, gamma, lambda"
+NAMES = "gallery, loss-surface, features, gamma, lambda, progress, relationships"
 
 
 def analyse(
@@ -15,7 +15,10 @@ def analyse(
     what: Annotated[
         str, typer.Option(help=f"Of {NAMES}, separated by commas; by default all that suit the runs.", metavar="NAMES")
     ] = "",
-    site: Annotated[str | None, typer.Option(help="Whose cases the loss surface is taken on; else the first.")] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(help="Whose cases the loss surface is taken on, whose relationships are shown; else the first."),
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Where the files go; else `analysis` in the run folder.", metavar="DIR")
     ] = None,
@@ -30,7 +33,7 @@ def analyse(
     layout: Annotated[str, typer.Option(help="Of the features: tsne, or pca, which is fast.")] = "tsne",
     seed: Annotated[int, typer.Option(min=0, help="Of the directions and the layout.")] = 0,
 ) -> None:
-    """Look inside runs: example images, loss surfaces, selector features, sweeps of γ and λ.
+    """Look inside runs: example images, loss surfaces, selector features, sweeps of γ and λ, progress, APPLE's p.
 
     Example: consilium analyse runs/fedsm-s0-1a2b3c4d runs/fedavg-s0-5e6f7a8b --what loss-surface --site rimone
     """

@@ -1,38 +1,101 @@
-"""Commands about data: phantom, check."""
+"""Commands about data: phantom, import, partition, check."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from consilium.cli.train import Json
 from consilium.errors import DataError, StudyError
 
+if TYPE_CHECKING:
+    from consilium.data.site_folder import Federation
+
 
 def phantom(
-    kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate.")],
+    kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate, digits.")],
     to: Annotated[Path, typer.Option(help="The federation's folder; it must be new or empty.", metavar="DIR")],
     cases: Annotated[
-        int | None, typer.Option(help="All cases of all sites and splits; by default as many as in the paper.")
+        int | None,
+        typer.Option(help="All cases of all sites and splits; by default as many as in the paper, 7000 digits."),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels per side; by default 256.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels per side; by default 256, digits 28.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other patients.")] = 0,
+    sites: Annotated[
+        int | None, typer.Option(help="Digits only: how many sites; 1 writes one site of all classes; by default 12.")
+    ] = None,
 ) -> None:
     """Write a synthetic federation as site folders.
 
     Example: consilium phantom retina --to data/retina --cases 440 --size 64
     """
-    from consilium.data.check import counts
     from consilium.data.phantoms import write_phantom
     from consilium.data.site_folder import read_federation
 
-    write_phantom(kind, to, cases, size, seed)
-    for site, splits in counts(read_federation(to)).items():
-        typer.echo(f"{site}: " + ", ".join(f"{n} {split}" for split, n in splits.items() if n), err=True)
+    write_phantom(kind, to, cases, size, seed, sites)
+    _say_sites(read_federation(to))
     typer.echo(str(to))
+
+
+def import_(
+    name: Annotated[str, typer.Argument(help="The dataset: mnist, cifar10, medmnist, mednist.")],
+    source: Annotated[list[Path], typer.Argument(help="Its files as published, or the folder they are in.")],
+    to: Annotated[Path, typer.Option(help="The federation's folder; it must be new or empty.", metavar="DIR")],
+    site: Annotated[str | None, typer.Option(help="The site's name; by default the dataset's.", metavar="NAME")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw of validation (and of missing test) cases.")] = 0,
+) -> None:
+    """Turn a published dataset's own layout into a site folder, in a federation of one site.
+
+    Example: consilium import mnist downloads/mnist --to data/mnist
+    """
+    from consilium.data.importers import import_dataset
+
+    _say_sites(import_dataset(name, source, to, site, seed))
+    typer.echo(str(to))
+
+
+def partition(
+    site: Annotated[Path, typer.Argument(help="A site's folder, or a federation of one site.", metavar="SITE")],
+    to: Annotated[Path, typer.Option(help="The new federation's folder; it must be new or empty.", metavar="DIR")],
+    scheme: Annotated[str, typer.Option(help="pathological, practical or dirichlet.")],
+    sites: Annotated[int, typer.Option(help="How many sites to make.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed cuts another way.")] = 0,
+    classes_per_site: Annotated[int | None, typer.Option(help="Of pathological; by default 2.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of dirichlet: small is uneven; by default 0.5.")] = None,
+    share: Annotated[float, typer.Option(help="Keep this share of the cases of every class.")] = 1.0,
+) -> None:
+    """Cut one site of a classification into a federation whose sites hold different classes.
+
+    Example: consilium partition data/mnist --to data/mnist-12 --scheme practical --sites 12 --seed 0
+    """
+    from consilium.data.partition import Cut, holdings
+    from consilium.data.partition import partition as cut
+    from consilium.reports.holdings import draw, write_table
+
+    federation = cut(site, to, Cut(scheme, sites, seed, classes_per_site, alpha, share))
+    held = holdings(federation)
+    write_table(held, to / "partition.csv")
+    draw(held, to / "partition.png")
+    _say_sites(federation)
+    for label in federation.labels:
+        if not any(sum(classes[label].values()) for classes in held.values()):
+            typer.echo(f"no site holds the class {label!r}; its cases are left out.", err=True)
+    typer.echo(str(to))
+
+
+def _say_sites(federation: Federation) -> None:
+    from consilium.data.check import counts
+
+    for site, splits in counts(federation).items():
+        said = ", ".join(f"{n} {split}" for split, n in splits.items() if n)
+        if federation.task == "classification":
+            seen = {case.label for case in federation.sites[site].cases}
+            own = [label for label in federation.labels if label in seen]
+            said += f"; classes {', '.join(own)}" if len(own) < len(federation.labels) else "; all classes"
+        typer.echo(f"{site}: {said}", err=True)
 
 
 def check(
@@ -101,5 +164,6 @@ def _shares(text: str) -> tuple[float, float, float]:
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (phantom, check):
+    for command in (phantom, partition, check):
         app.command(rich_help_panel="Data")(command)
+    app.command("import", rich_help_panel="Data")(import_)

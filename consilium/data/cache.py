@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.check import blame, examine, file_hash
-from consilium.data.images import ImageError, files_of
+from consilium.data.images import ImageError, files_of, stack_of
 from consilium.data.preprocess import Preprocess, Undo, fingerprint, forward, forward_mask
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError
@@ -148,8 +148,17 @@ class _Hashes:
             known = {}
         self.known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
         self.fresh: dict[str, list[Any]] = {}
+        self.stacks: dict[Path, str] = {}
 
     def of(self, path: Path) -> str:
+        file, place = stack_of(path)
+        if place is None:
+            return self._of_file(path)
+        if file not in self.stacks:
+            self.stacks[file] = self._of_file(file)
+        return f"{self.stacks[file]}#{place}"
+
+    def _of_file(self, path: Path) -> str:
         name = str(path).removeprefix(self.site)  # the folder may be written in two ways
         try:
             stats = [part.stat() for part in files_of(path)]

@@ -77,10 +77,13 @@ class Cases:
         count = sum(-(-len(part) // batch_size) for part in self._training)
         order = numpy_generator(seed, epoch).permutation(len(places))
         for chunk in np.array_split(order, count) if count else []:
-            yield _batch([self._training_case(places[i], derive(seed, epoch, int(i))) for i in chunk])
+            yield _batch([self._training_case(places[i], seed, epoch, int(i)) for i in chunk])
 
-    def _training_case(self, place: Place, seed: int) -> tuple[Array, Any, str]:
+    def _training_case(self, place: Place, seed: int, epoch: int, number: int) -> tuple[Array, Any, str]:
         image, truth = place.image(), place.truth()
+        if not (self.patch or self.augmentations):
+            return image, truth, place.name
+        seed = derive(seed, epoch, number)
         mask = truth if isinstance(truth, np.ndarray) else None
         if self.patch:
             image, mask = _patch(image, mask, self.patch, numpy_generator(seed, "patch"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -24,7 +23,9 @@ from consilium.data.images import (
     orientation,
     read_image,
     read_mask,
+    stack_of,
 )
+from consilium.data.new_folder import new_folder
 from consilium.data.preprocess import shape_text
 from consilium.data.site_folder import (
     SPLITS,
@@ -40,6 +41,9 @@ from consilium.data.site_folder import (
 from consilium.errors import DataError
 
 __all__ = ["Examined", "Fault", "Finding", "blame", "check", "counts", "examine", "file_hash", "fix"]
+
+
+TWINS = 10  # notes about identical images; the rest are counted
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def fix(folder: Path, to: Path) -> list[str]:
 
 
 def file_hash(path: Path) -> str:
-    """The content of an image, whatever its name; of an mhd, header and data."""
+    """The content of a file, whatever its name; of an mhd, header and data."""
     total = hashlib.sha256()
     for part in files_of(path):
         with part.open("rb") as file:
@@ -198,13 +202,20 @@ def _remember(site: SiteFolder, case: Case, seen: Examined) -> _Facts:
     return _Facts(
         site.name,
         case,
-        file_hash(case.image),
+        _content(case.image, seen.image),
         seen.image.array.shape[1:],
         tuple(round(step, 3) for step in seen.image.spacing),
         orientation(seen.image),
         seen.values,
         seen.mask is None or _same_place(seen.image, seen.mask),
     )
+
+
+def _content(path: Path, image: Picture) -> str:
+    """What two images have in common that are the same; in a stack the file around them does not count."""
+    if stack_of(path)[1] is None:
+        return file_hash(path)
+    return hashlib.sha256(f"{image.array.dtype}{image.array.shape}".encode() + image.array.tobytes()).hexdigest()
 
 
 def _same_place(image: Picture, mask: Picture) -> bool:
@@ -230,6 +241,9 @@ def _notes(federation: Federation, facts: list[_Facts]) -> list[str]:
         for folder in federation.sites.values():
             values = {value for fact in facts if fact.site == folder.name for value in fact.values}
             notes += _label_notes(federation, folder, values)
+    else:
+        for folder in federation.sites.values():
+            notes += _class_notes(federation, folder)
     notes += _difference_notes(facts)
     notes += _twin_notes(facts)
     return notes
@@ -242,6 +256,18 @@ def _label_notes(federation: Federation, site: SiteFolder, values: set[int]) -> 
             notes.append(f"site {site.name!r} says it draws {label!r}, but none of its masks has the value {value}.")
         if label not in site.annotated and value in values:
             notes.append(f"site {site.name!r} has {label!r} in its masks, which site.toml does not list; it is hidden.")
+    return notes
+
+
+def _class_notes(federation: Federation, site: SiteFolder) -> list[str]:
+    seen = {case.label for case in site.cases}
+    missing = [label for label in federation.labels if label not in seen]
+    untrained = {case.label for case in site.cases if case.split == "test"}
+    untrained -= {case.label for case in site.cases if case.split != "test"}
+    notes = [f"site {site.name!r} has no case of the class {_some(missing)}."] if missing else []
+    if untrained:
+        strange = [label for label in federation.labels if label in untrained]
+        notes.append(f"site {site.name!r} tests the class {_some(strange)}, of which it has no case to train on.")
     return notes
 
 
@@ -271,16 +297,16 @@ def _twin_notes(facts: list[_Facts]) -> list[str]:
     for fact in facts:
         same[fact.digest].append(fact)
     pairs: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for group in same.values():
-        for pair in itertools.combinations(group, 2):
-            one, two = sorted(pair, key=lambda fact: (fact.site, fact.case.split))
-            if (one.site, one.case.split) != (two.site, two.case.split):
-                places = (one.site, one.case.split or "empty", two.site, two.case.split or "empty")
-                pairs[places].append(f"{one.case.name} = {two.case.name}")
-    return [
+    for group in same.values():  # one example of each place is enough: a picture may be there hundreds of times
+        places = {(fact.site, fact.case.split or "empty"): fact.case.name for fact in reversed(group)}
+        for (one, first), (two, second) in itertools.combinations(sorted(places.items()), 2):
+            pairs[one + two].append(f"{first} = {second}")
+    notes = [
         f"{_count(len(names), 'image')} of site {a!r} ({x}) also in site {b!r} ({y}): {_some(names)}."
         for (a, x, b, y), names in sorted(pairs.items())
     ]
+    more = f"identical images in {len(notes) - TWINS} more pairs of sites and splits."
+    return [*notes[:TWINS], more] if len(notes) > TWINS + 1 else notes
 
 
 def _count(number: int, thing: str) -> str:
@@ -292,17 +318,10 @@ def _some(names: list[str]) -> str:
 
 
 def _copy(federation: Federation, sites: list[SiteFolder], to: Path) -> None:
-    partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
-        shutil.copy2(federation.folder / "federation.toml", partial)
+    with new_folder(to) as folder:
+        shutil.copy2(federation.folder / "federation.toml", folder)
         for site in sites:
-            _copy_site(site, partial / site.folder.name)
-        if to.exists():
-            to.rmdir()
-        os.replace(partial, to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            _copy_site(site, folder / site.folder.name)
 
 
 def _copy_site(site: SiteFolder, to: Path) -> None:
@@ -315,5 +334,6 @@ def _copy_site(site: SiteFolder, to: Path) -> None:
         for path in (case.image, case.label):
             for part in files_of(path) if isinstance(path, Path) else ():
                 target = to / part.relative_to(site.folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(part, target)
+                if not target.exists():  # a stack holds many cases; its order is kept, so broken ones stay inside
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(part, target)

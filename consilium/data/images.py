@@ -6,8 +6,10 @@ a volume (channels, z, y, x) with z the slice axis of an axial scan, and `spacin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ PILLOW_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 ITK_SUFFIXES = (".mha", ".mhd", ".nrrd")
 IMAGE_SUFFIXES: tuple[str, ...] = (*PILLOW_SUFFIXES, ".npy", *NIFTI_SUFFIXES, *ITK_SUFFIXES)
+_IN_A_STACK = re.compile(r"(.+\.npy)#([0-9]+)", re.IGNORECASE)
 
 
 class ImageError(DataError):
@@ -69,9 +72,29 @@ class _Raw:
     geometry: NiftiGeometry | ItkGeometry | None
 
 
+def stack_of(path: Path) -> tuple[Path, int | None]:
+    """The file an image lies in, and its place there if the file is a stack of many: "train.npy#17", else None."""
+    inside = _IN_A_STACK.fullmatch(path.name) if "#" in path.name else None
+    return (path.with_name(inside[1]), int(inside[2])) if inside else (path, None)
+
+
+def pictures_in(path: Path, dimensions: int, channels: int) -> list[Path]:
+    """Every image of a stack that is given as a whole, else the path itself; opens no more than a header."""
+    if not path.name.lower().endswith(".npy"):
+        return [path]
+    try:
+        shape = np.load(path, allow_pickle=False, mmap_mode="r").shape
+    except (OSError, ValueError, EOFError, AttributeError):
+        return [path]  # reading says why, in words
+    grey = channels == 1 and len(shape) == dimensions + 1 and 1 not in (shape[0], shape[-1])
+    if grey or len(shape) == dimensions + 2:
+        return [path.with_name(f"{path.name}#{i}") for i in range(shape[0])]
+    return [path]
+
+
 def suffix_of(path: Path) -> str:
     """The accepted suffix a file name ends with, in lower case, or "" if there is none."""
-    name = path.name.lower()
+    name = stack_of(path)[0].name.lower()
     return next((suffix for suffix in IMAGE_SUFFIXES if name.endswith(suffix)), "")
 
 
@@ -123,9 +146,9 @@ def write_mask(mask: NDArray[np.uint8], like: Picture, path: Path) -> Path:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """Every file an image is stored in: itself, and for mhd the data file beside it."""
+    """Every file an image is stored in: itself or the stack around it, and for mhd the data file beside it."""
     if suffix_of(path) != ".mhd":
-        return (path,)
+        return (stack_of(path)[0],)
     return (path, path.parent / _data_file(path))
 
 
@@ -147,7 +170,7 @@ def _decode(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
     """Decoders raise whatever they like; here every failure becomes one sentence that names the file."""
     read = _reader(path)
     try:
-        if path.stat().st_size == 0:
+        if stack_of(path)[0].stat().st_size == 0:
             raise ImageError(path, "is empty; copy it again from its source.")
         raw = read(path, dimensions, channels, mask)
     except DataError:
@@ -226,10 +249,15 @@ def _deep_colour(path: Path, page: int) -> NDArray[Any]:
 
 
 def _read_npy(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
-    array = np.load(path, allow_pickle=False)
+    file, place = stack_of(path)
+    array = np.load(path, allow_pickle=False) if place is None else _stack(file, *_stamp(file))
     if not isinstance(array, np.ndarray):
         array.close()
         raise ImageError(path, "is an archive of several arrays; save one array per file with numpy.save.")
+    if place is not None:
+        if array.ndim < dimensions + 1 or place >= len(array):
+            raise ImageError(path, f"is not there: the file has shape {array.shape}; correct the number after '#'.")
+        array = np.array(array[place])
     spacing = (1.0,) * dimensions
     if array.ndim == dimensions:
         return _Raw(array[None], spacing, None)
@@ -240,6 +268,17 @@ def _read_npy(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
     sides = ", ".join(("depth", "height", "width")[-dimensions:])
     wanted = f"({sides})" if channels == 1 else f"({channels}, {sides})"
     raise ImageError(path, f"has shape {array.shape}; federation.toml asks for {wanted}. Correct either.")
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _stack(file: Path, size: int, changed: int) -> Any:
+    """A stack stays mapped from image to image; `size` and `changed` let a rewritten file be opened anew."""
+    return np.load(file, allow_pickle=False, mmap_mode="r")
 
 
 def _read_nifti(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from consilium.data.images import IMAGE_SUFFIXES, suffix_of
+from consilium.data.images import IMAGE_SUFFIXES, stack_of, suffix_of
 from consilium.errors import DataError
 from consilium.fields import nearest
 
@@ -251,7 +251,7 @@ def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
     return seen
 
 
-_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a folder, a tensor name and a certificate
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a folder, a tensor name and a certificate
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _HEAD_KEYS = {"task": str, "labels": list, "dimensions": int, "channels": int, "contains": dict}
 _SITE_KEYS = {"name": str, "annotated": list, "source": str, "licence": str}
@@ -321,7 +321,7 @@ def _read_site(federation: Federation, place: Path, faults: list[Fault], rejecte
     wrong: list[str] = []
     facts = _read_toml(place / "site.toml", _SITE_KEYS, ("name",), wrong)
     name = facts.get("name", place.name)
-    if not _SITE_NAME.fullmatch(name):
+    if not SITE_NAME.fullmatch(name):
         wrong.append(f"name {name!r} cannot be used; write letters, digits, '-', '_' or '.', a letter or digit first.")
     annotated = tuple(facts.get("annotated", federation.labels))
     if not annotated:
@@ -419,9 +419,15 @@ class _Inside:
         self.place = place
         self.root = os.path.realpath(place)
         self.safe: dict[str, bool] = {}
+        self.stacks: dict[str, str] = {}
 
     def fault(self, column: str, text: str) -> str:
-        sentence = self._fault(text)
+        stack, place = stack_of(Path(text))
+        if place is None:
+            sentence = self._fault(text)
+        else:  # thousands of cases may lie in one file
+            file = stack.as_posix()
+            sentence = self.stacks[file] = self.stacks[file] if file in self.stacks else self._fault(file)
         return f"{column} {sentence}" if sentence else ""
 
     def _fault(self, text: str) -> str:

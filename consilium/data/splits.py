@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from consilium.data.check import counts
 from consilium.data.site_folder import SPLITS, SiteFolder, read_federation, read_table, write_table
 from consilium.errors import DataError
+
+VALID = 0.15  # of a site's training patients, where a published dataset has no validation cases
 
 
 def draw_splits(
@@ -37,12 +39,22 @@ def _assign(site: SiteFolder, shares: tuple[float, float, float], seed: int) -> 
     new = {case.patient for case in site.cases} - split_of.keys()
     wanted = {split: share * (len(split_of) + len(new)) for split, share in zip(SPLITS, shares, strict=True)}
     got = Counter(split_of.values())
-    # a hash orders the patients: the draw depends neither on the table's order nor on a library's generator
-    for patient in sorted(new, key=lambda name: hashlib.sha256(f"{seed}\n{site.name}\n{name}".encode()).digest()):
+    for patient in _shuffled(new, seed, site.name):
         split = max(SPLITS, key=lambda split: wanted[split] - got[split])
         split_of[patient] = split
         got[split] += 1
     return split_of
+
+
+def set_aside(patients: Iterable[str], share: float, seed: int, site: str) -> frozenset[str]:
+    """A random share of a site's patients, rounded, and at least one of two or more."""
+    names = _shuffled(patients, seed, site)
+    return frozenset(names[: max(round(share * len(names)), int(len(names) > 1))])
+
+
+def _shuffled(patients: Iterable[str], seed: int, site: str) -> list[str]:
+    """A hash orders the patients: the draw depends neither on the table's order nor on a library's generator."""
+    return sorted(patients, key=lambda name: hashlib.sha256(f"{seed}\n{site}\n{name}".encode()).digest())
 
 
 def _write(site: SiteFolder, split_of: Mapping[str, str]) -> None:

@@ -48,8 +48,13 @@ class Fit:
     steps: int
     cases: int  # seen, over all epochs
     loss: float  # mean over cases, of the loss without penalty
-    state: OptimizerState | None
+    read: Callable[[], OptimizerState | None]
     gradient: Weights | None = None
+
+    @property
+    def state(self) -> OptimizerState | None:
+        """The optimiser's, copied only where it is kept."""
+        return self.read()
 
 
 def fit(site: Site, jobs: Mapping[str, Job], round: Round) -> dict[str, Fit]:
@@ -60,9 +65,16 @@ def fit(site: Site, jobs: Mapping[str, Job], round: Round) -> dict[str, Fit]:
             batch = placed(batch, site)
             seed = site.generator(round, f"dropout {number}").initial_seed()
             for run in runs.values():
-                torch.manual_seed(seed)  # what a job drops does not depend on the jobs beside it
+                seed_dropout(seed, site.device)  # what a job drops does not depend on the jobs beside it
                 run.learn(batch)
     return {name: run.result() for name, run in runs.items()}
+
+
+def seed_dropout(seed: int, device: str) -> None:
+    """Seed the device in use; `torch.manual_seed` also notes a stack trace for every device that is not."""
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.manual_seed(seed)
 
 
 def learning_rate(local: Local, round: Round) -> float:
@@ -86,13 +98,38 @@ def placed(batch: Batch, site: Site) -> Batch:
     return Batch(images, batch.truth.to(site.device, non_blocking=True), batch.cases)
 
 
-@lru_cache(maxsize=16)
-def workbench(task: Task, kind: str, labels: tuple[str, ...] | None, slot: int, device: str) -> nn.Module:
+class Workbench:
     """A network to train in, built once per process; every use loads all of its weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.parameters = dict(module.named_parameters())
+        self._tensors = dict(module.state_dict())  # the module's own, not copies
+
+    @torch.no_grad()
+    def load(self, weights: Weights) -> None:
+        if weights.keys() != self._tensors.keys():
+            raise ValueError(f"weights of another network: {sorted(weights.keys() ^ self._tensors.keys())[:3]}")
+        for name, tensor in self._tensors.items():
+            given = weights[name]
+            if given.shape != tensor.shape:
+                raise ValueError(f"'{name}' is {tuple(given.shape)}, where the network has {tuple(tensor.shape)}")
+            tensor.copy_(given)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.module.train()
+
+    def weights(self, changed: Mapping[str, Tensor] | None = None) -> Weights:
+        """A copy of what the network holds now, with these in place of its own."""
+        return Weights({**self._tensors, **(changed or {})})
+
+
+@lru_cache(maxsize=16)
+def workbench(task: Task, kind: str, labels: tuple[str, ...] | None, slot: int, device: str) -> Workbench:
     module = task.network(kind, labels).to(device)
     if task.dimensions == 2:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module
+    return Workbench(module)
 
 
 class _Run:
@@ -101,11 +138,10 @@ class _Run:
     def __init__(self, site: Site, job: Job, slot: int, round: Round) -> None:
         self.job, self.site = job, site
         labels = None if job.labels is None else tuple(job.labels)
-        self.module = workbench(site.task, job.kind, labels, slot, site.device)
-        self.module.load_state_dict(dict(job.weights))
-        self.module.train()
-        self.names = [name for name, _ in self.module.named_parameters()]
-        self.parameters = list(self.module.parameters())
+        self.bench = workbench(site.task, job.kind, labels, slot, site.device)
+        self.bench.load(job.weights)
+        self.module = self.bench.module
+        self.names, self.parameters = list(self.bench.parameters), list(self.bench.parameters.values())
         self.correct = [job.correct[name].to(site.device) for name in self.names] if job.correct is not None else None
         self.optimizer = optimizer(self.parameters, site.local, job.lr or learning_rate(site.local, round))
         if job.state is not None:
@@ -113,8 +149,6 @@ class _Run:
         self.scaler = torch.amp.GradScaler(site.device.split(":")[0], enabled=site.local.precision == "float16")
         self.loss = job.loss or site.task.loss
         self.total, self.cases, self.steps = 0.0, 0, 0
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def learn(self, batch: Batch) -> None:
         with precision(self.site):
@@ -145,10 +179,10 @@ class _Run:
 
     def result(self) -> Fit:
         gradient = None if self.job.step else self._mean_gradient()
-        state = read_state(self.optimizer, self.names, self.parameters) if self.job.step else None
-        return Fit(
-            Weights(self.module.state_dict()), self.steps, self.cases, self.total / max(1, self.cases), state, gradient
-        )
+        return Fit(self.bench.weights(), self.steps, self.cases, self.total / max(1, self.cases), self._state, gradient)
+
+    def _state(self) -> OptimizerState | None:
+        return read_state(self.optimizer, self.names, self.parameters) if self.job.step else None
 
     def _mean_gradient(self) -> Weights:
         gradients = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from consilium.learning.fit import placed, precision, workbench
+from consilium.learning.fit import placed, precision, seed_dropout, workbench
 from consilium.site import Batch, Round, Site
 from consilium.weights import Weights
 
@@ -17,10 +17,9 @@ class Bench:
 
     def __init__(self, site: Site, weights: Weights, slot: int = 0) -> None:
         self.site = site
-        self.module: nn.Module = workbench(site.task, "model", None, slot, site.device)
-        self.module.load_state_dict(dict(weights))
-        self.module.train()
-        self.parameters = dict(self.module.named_parameters())
+        self._bench = workbench(site.task, "model", None, slot, site.device)
+        self._bench.load(weights)
+        self.module, self.parameters = self._bench.module, self._bench.parameters
 
     def values(self) -> dict[str, Tensor]:
         """A copy of the parameters as they are now."""
@@ -44,13 +43,13 @@ class Bench:
 
     def weights(self, values: Mapping[str, Tensor] | None = None) -> Weights:
         """The whole state with these parameters; statistics as the passes so far have left them."""
-        return Weights({**self.module.state_dict(), **(values or {})})
+        return self._bench.weights(values)
 
 
 def seeded_batches(site: Site, round: Round) -> Iterator[Batch]:
     """The round's batches on the site's device; dropout, if any, is seeded by the round."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(site.generator(round, "dropout").initial_seed())
+        seed_dropout(site.generator(round, "dropout").initial_seed(), site.device)
         for batch in site.batches(round):
             yield placed(batch, site)
 

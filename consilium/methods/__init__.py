@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from consilium.method import Method
 from consilium.methods.apfl import APFL
+from consilium.methods.apple import APPLE
+from consilium.methods.fedamp import FedAMP
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.fedavg_local import FedAvgLocal
+from consilium.methods.fedfomo import FedFomo
 from consilium.methods.fedprox import FedProx
 from consilium.methods.fedprox_finetune import FedProxFinetune
 from consilium.methods.fedsm import FedSM
 from consilium.methods.fedsm_extra import FedSMEnsemble, FedSMExtra
+from consilium.methods.heurfedamp import HeurFedAMP
 from consilium.methods.local import Local
 from consilium.methods.per_fedavg import PerFedAvg
 from consilium.methods.pfedme import PFedMe
@@ -32,6 +36,10 @@ METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
     "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "apple": APPLE,
+    "fedamp": FedAMP,
+    "heurfedamp": HeurFedAMP,
+    "fedfomo": FedFomo,
 }
 
 ALIASES = {"separate": "local", "centralized": "pooled"}

@@ -12,8 +12,8 @@ from torch import nn
 from consilium.errors import StudyError
 from consilium.learning.fit import learning_rate, optimizer
 from consilium.learning.gradients import Bench, mixed, seeded_batches
-from consilium.method import Method, message
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.method import PersonalModel, message
+from consilium.site import Roster, Round, Site, Task
 from consilium.weights import SiteName, Weights, mean
 
 
@@ -30,14 +30,13 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class APFL(Method):
+class APFL(PersonalModel):
     """Each site mixes a model of its own with the shared one: v̄ = α v + (1 − α) w, parameters, not outputs."""
 
     mix: float = 0.5  # α: how much of the personal model is the site's own
     adaptive: bool = False  # α follows ⟨v − w, ∇f(v̄)⟩ at every step, clipped to [0, 1]
 
     paper: ClassVar[str] = "Deng et al., Adaptive personalized federated learning (2020)"
-    headline: ClassVar[str] = "personal"
     differences: ClassVar[tuple[str, ...]] = (
         "Published versions mix outputs, shrink α by an undocumented term, or overwrite v with the mixture; here the "
         "paper's definition is followed: parameters are mixed, and v is kept apart.",
@@ -47,10 +46,6 @@ class APFL(Method):
     class Server:
         global_: Weights
         n: Mapping[SiteName, int]
-
-    @message
-    class Downlink:
-        global_: Weights
 
     @message
     class Uplink:
@@ -64,11 +59,6 @@ class APFL(Method):
         mix: float  # α
         personal: Weights  # v̄, the model in use
 
-    @message
-    class Release:
-        global_: Weights
-        home: SiteName
-
     def __post_init__(self) -> None:
         if not 0 <= self.mix <= 1:
             raise StudyError(f"[method] mix = {self.mix}: α must be in [0, 1].")
@@ -80,24 +70,12 @@ class APFL(Method):
         start = site.task.initial()
         return self.Memory(start, self.mix, start)
 
-    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
-        return self.Downlink(server.global_)
-
-    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+    def train(self, site: Site, memory: Memory, got: PersonalModel.Downlink, round: Round) -> tuple[Uplink, Memory]:
         done = apfl_round(site, got.global_, memory.own, memory.mix, self.adaptive, round)
         return self.Uplink(done.shared, done.loss, done.steps), self.Memory(done.own, done.mix, done.personal)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
-
-    def release(self, server: Server, site: SiteCard | None) -> Release:
-        return self.Release(server.global_, site.name if site else "")
-
-    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
-        common = OneModel(task, released.global_, "global")
-        if memory is None:
-            return common
-        return WithOthers(OneModel(task, memory.personal, "personal", released.home, "trained"), (common,))
 
 
 def apfl_round(site: Site, shared: Weights, own: Weights, mix: float, adaptive: bool, round: Round) -> Mixture:

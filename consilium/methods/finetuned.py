@@ -9,30 +9,26 @@ from typing import Any, ClassVar
 
 from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job, fit
-from consilium.method import Method, Phase, message
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.method import PersonalModel, Phase, message
+from consilium.site import Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
 
 ADAPT = Phase("adapt", 1, counts=False, from_best=True)  # after the paper's rounds, from the best global model
 
 
 @dataclass(frozen=True)
-class FineTuned(Method):
+class FineTuned(PersonalModel):
     """Sites train the shared model in the method's own way (`job`); in the last phase each tunes it for itself."""
 
     finetune_epochs: int = 1  # E, local epochs of the adaptation
     finetune_lr: float = 0.0  # of the adaptation; 0 takes the study's [local] lr
 
-    headline: ClassVar[str] = "personal"
+    when: ClassVar[str] = "adapted"
 
     @message
     class Server:
         global_: Weights
         n: Mapping[SiteName, int]
-
-    @message
-    class Downlink:
-        global_: Weights
 
     @message
     class Uplink:
@@ -43,11 +39,6 @@ class FineTuned(Method):
     @message
     class Memory:
         personal: Weights | None  # once adapted
-
-    @message
-    class Release:
-        global_: Weights
-        home: SiteName
 
     def __post_init__(self) -> None:
         if self.finetune_epochs < 1:
@@ -68,10 +59,7 @@ class FineTuned(Method):
     def remember(self, site: Site) -> Memory:
         return self.Memory(None)
 
-    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
-        return self.Downlink(server.global_)
-
-    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+    def train(self, site: Site, memory: Memory, got: PersonalModel.Downlink, round: Round) -> tuple[Uplink, Memory]:
         if round.phase == "adapt":
             done = finetuned(site, got.global_, self.finetune_epochs, self.finetune_lr, round)
             return self.Uplink(None, done.loss, done.steps), self.Memory(done.weights)
@@ -84,15 +72,6 @@ class FineTuned(Method):
         models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
         return self.Server(mean(models, server.n), server.n)
 
-    def release(self, server: Server, site: SiteCard | None) -> Release:
-        return self.Release(server.global_, site.name if site else "")
-
-    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
-        common = OneModel(task, released.global_, "global")
-        if memory is None or not released.home:
-            return common
-        return WithOthers(adapted_or(task, memory.personal, released.global_, released.home), (common,))
-
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)
 
@@ -101,10 +80,3 @@ def finetuned(site: Site, weights: Weights, epochs: int, lr: float, round: Round
     """E local epochs from the given weights with a fresh optimiser."""
     tuned: Any = replace(site, local=replace(site.local, epochs=epochs))
     return fit(tuned, {"personal": Job(weights, lr=lr or None)}, round)["personal"]
-
-
-def adapted_or(task: Task, personal: Weights | None, shared: Weights, home: SiteName) -> OneModel:
-    """A site's own model; before its adaptation it is the shared one, and its scores say so."""
-    if personal is None:
-        return OneModel(task, shared, "personal", home, "merged")
-    return OneModel(task, personal, "personal", home, "adapted")

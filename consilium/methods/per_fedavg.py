@@ -12,14 +12,14 @@ from torch import Tensor
 from consilium.errors import StudyError
 from consilium.learning.fit import learning_rate, optimizer
 from consilium.learning.gradients import Bench, seeded_batches, stepped
-from consilium.method import Method, Phase, message
-from consilium.methods.finetuned import ADAPT, adapted_or
-from consilium.site import Batch, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.method import PersonalModel, Phase, message
+from consilium.methods.finetuned import ADAPT
+from consilium.site import Batch, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Method):
+class PerFedAvg(PersonalModel):
     """A shared model from which one step on a site's own cases makes a good personal one.
 
     Meta-steps w ← w − β (I − α ∇²f(w; D'')) ∇f(w − α ∇f(w; D); D'), each on batches of its own.
@@ -31,7 +31,7 @@ class PerFedAvg(Method):
     adapt_steps: int = 1  # steps of the adaptation, on training cases only
 
     paper: ClassVar[str] = "Fallah et al., Personalized federated learning with theoretical guarantees (NeurIPS 2020)"
-    headline: ClassVar[str] = "personal"
+    when: ClassVar[str] = "adapted"
     differences: ClassVar[tuple[str, ...]] = (
         "The meta-gradient goes through the study's optimiser (β is [local] lr); the paper takes plain steps.",
         "δ is relative to the norm of the direction, so that one value serves all networks.",
@@ -42,10 +42,6 @@ class PerFedAvg(Method):
         global_: Weights  # the meta-model
 
     @message
-    class Downlink:
-        global_: Weights
-
-    @message
     class Uplink:
         global_: Weights | None
         loss: float
@@ -53,12 +49,7 @@ class PerFedAvg(Method):
 
     @message
     class Memory:
-        personal: Weights | None
-
-    @message
-    class Release:
-        global_: Weights
-        home: SiteName
+        personal: Weights | None  # once adapted
 
     def __post_init__(self) -> None:
         if self.hessian not in ("first-order", "free"):
@@ -75,10 +66,7 @@ class PerFedAvg(Method):
     def remember(self, site: Site) -> Memory:
         return self.Memory(None)
 
-    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
-        return self.Downlink(server.global_)
-
-    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+    def train(self, site: Site, memory: Memory, got: PersonalModel.Downlink, round: Round) -> tuple[Uplink, Memory]:
         if round.phase == "adapt":
             personal = meta_adapted(site, got.global_, self.inner_lr, self.adapt_steps, round)
             return self.Uplink(None, 0.0, self.adapt_steps), self.Memory(personal)
@@ -88,15 +76,6 @@ class PerFedAvg(Method):
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
         return self.Server(mean(models, dict.fromkeys(models, 1.0))) if models else server
-
-    def release(self, server: Server, site: SiteCard | None) -> Release:
-        return self.Release(server.global_, site.name if site else "")
-
-    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
-        common = OneModel(task, released.global_, "global")
-        if memory is None or not released.home:
-            return common
-        return WithOthers(adapted_or(task, memory.personal, released.global_, released.home), (common,))
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from consilium.errors import StudyError
 from consilium.learning.gradients import Bench, seeded_batches
-from consilium.method import Method, message
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.method import PersonalModel, message
+from consilium.site import Roster, Round, Site, Task
 from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(PersonalModel):
     """Personal models θ that stay near the shared w: θ nearly minimises f(θ) + (λ/2) ‖θ − w‖², w ← w − η λ (w − θ)."""
 
     strength: float = 15.0  # λ
@@ -24,7 +24,6 @@ class PFedMe(Method):
     server_mix: float = 1.0  # β: w ← (1 − β) w + β mean w_i
 
     paper: ClassVar[str] = "Dinh et al., Personalized federated learning with Moreau envelopes (NeurIPS 2020)"
-    headline: ClassVar[str] = "personal"
     differences: ClassVar[tuple[str, ...]] = (
         "θ starts a round at w and goes on from batch to batch; the paper leaves the start of the inner solver open.",
         "Four published versions store or score another model than θ; here θ is in the site's memory and is scored.",
@@ -35,10 +34,6 @@ class PFedMe(Method):
         global_: Weights  # w
 
     @message
-    class Downlink:
-        global_: Weights
-
-    @message
     class Uplink:
         global_: Weights  # w_i
         loss: float
@@ -47,11 +42,6 @@ class PFedMe(Method):
     @message
     class Memory:
         personal: Weights  # θ
-
-    @message
-    class Release:
-        global_: Weights
-        home: SiteName
 
     def __post_init__(self) -> None:
         if not (self.strength > 0 and self.inner_lr > 0 and self.lr > 0 and self.inner_steps >= 1):
@@ -67,25 +57,13 @@ class PFedMe(Method):
     def remember(self, site: Site) -> Memory:
         return self.Memory(site.task.initial())
 
-    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
-        return self.Downlink(server.global_)
-
-    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+    def train(self, site: Site, memory: Memory, got: PersonalModel.Downlink, round: Round) -> tuple[Uplink, Memory]:
         shared, personal, loss, steps = moreau_round(site, got.global_, self, round)
         return self.Uplink(shared, loss, steps), self.Memory(personal)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         average = mean({name: reply.global_ for name, reply in replies.items()}, dict.fromkeys(replies, 1.0))
         return self.Server(server.global_ * (1 - self.server_mix) + average * self.server_mix)
-
-    def release(self, server: Server, site: SiteCard | None) -> Release:
-        return self.Release(server.global_, site.name if site else "")
-
-    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
-        common = OneModel(task, released.global_, "global")
-        if memory is None or not released.home:
-            return common
-        return WithOthers(OneModel(task, memory.personal, "personal", released.home, "trained"), (common,))
 
 
 def moreau_round(site: Site, shared: Weights, how: PFedMe, round: Round) -> tuple[Weights, Weights, float, int]:

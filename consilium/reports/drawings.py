@@ -122,6 +122,20 @@ def selected(group: Group) -> Picture | None:
     return _picture(figures.selection_bars(frequencies), alt, caption=f"Selector of {group.name}")
 
 
+def relations(group: Group) -> Picture | None:
+    """How much each site of an APPLE run takes from each other's core; a run from a real federation cannot say."""
+    if group.runs[0].method != "apple":
+        return None
+    from consilium.analysis.relationships import has_relationships, read_relationships  # here: it needs torch
+
+    if not has_relationships(group.runs[0]):
+        return None
+    found = read_relationships(group.runs[0])
+    words = ", ".join(f"{site} most from {found.friend(site)}" for site in found.p)
+    figure = figures.relation_map(found.matrix(), found.sites)
+    return _picture(figure, f"Of the others' cores {words}", caption=f"p of {group.name}, last round")
+
+
 def example(overlay: Overlay) -> Picture:
     scores = ", ".join(f"{label} {value:.3f}" for label, value in overlay.dice.items())
     what = f"case {overlay.case} of {overlay.site}"

@@ -147,6 +147,12 @@ def heat(
         return figure
 
 
+def relation_map(matrix: Mapping[str, Mapping[str, float]], sites: Sequence[str]) -> Figure:
+    """Who takes how much from whom: a row is a site, a column whose core it takes; its own is framed."""
+    own = [(site, site) for site in matrix]
+    return heat(matrix, sites, own, row_label="personal model of", column_label="takes from the core of")
+
+
 def selection_bars(frequencies: Mapping[str, Mapping[str, float]]) -> Figure:
     """What the selector chose per site: its own model, the global one, or another site's."""
     from matplotlib.patches import Patch

@@ -82,6 +82,7 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "matrix": drawings.site_matrix(comparison) if comparison else None,
         "elsewhere": [picture for group in every if (picture := drawings.elsewhere(group))],
         "selection": [picture for group in every if (picture := drawings.selected(group))],
+        "relations": [picture for group in every if (picture := drawings.relations(group))],
         "overlays": [drawings.example(overlay) for overlay in overlays],
         "costs": drawings.costs(comparison.groups) if comparison else [],
         "cost": drawings.cost_picture(comparison.groups, tints) if comparison else None,

@@ -36,7 +36,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Curve:
-    """Validation scores over rounds; NaN where a site was not scored."""
+    """Scores of one split over rounds; NaN where a site was not scored."""
 
     rounds: tuple[int, ...]
     site_mean: tuple[float, ...]
@@ -121,15 +121,24 @@ class RunView:
 
     @cached_property
     def curve(self) -> Curve:
+        """Of validation cases."""
+        return self._curve("valid")
+
+    @cached_property
+    def test_curve(self) -> Curve:
+        """Of test cases: to look at, not to choose by."""
+        return self._curve("test")
+
+    def _curve(self, split: str) -> Curve:
         about = self.headline
         if about is None:
             return Curve((), (), {})
         rounds: dict[int, list[Row]] = defaultdict(list)
         for row in self.rows:
-            about_it = (row.model, row.metric, row.split) == (about.model, about.metric, "valid")
+            about_it = (row.model, row.metric, row.split) == (about.model, about.metric, split)
             if about_it and row.phase not in _CHOSEN_ROUNDS:
                 rounds[row.round].append(row)
-        return _curve(rounds, about)
+        return _curve(rounds, about, split)
 
 
 def read_run(folder: Path) -> RunView:
@@ -161,10 +170,10 @@ def lower_is_better(metric: str) -> bool:
     return metric.startswith(("hd", "hausdorff", "loss", "volume_error", "relative_volume"))
 
 
-def _curve(rounds: Mapping[int, list[Row]], about: Headline) -> Curve:
+def _curve(rounds: Mapping[int, list[Row]], about: Headline, split: str) -> Curve:
     entries: dict[int, Entry] = {}
     for round_ in sorted(rounds):
-        labels = summarise(with_label_mean(rounds[round_]), "valid").get(about.model, {}).get(about.metric, {})
+        labels = summarise(with_label_mean(rounds[round_]), split).get(about.model, {}).get(about.metric, {})
         if "site_mean" in (entry := labels.get(about.label, Entry())):
             entries[round_] = entry
     names = sorted({site for entry in entries.values() for site in entry["sites"]})

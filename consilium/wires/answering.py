@@ -20,7 +20,7 @@ from consilium.scores import COLUMNS, write_rows
 from consilium.site import Roster
 from consilium.study import Study, load_study
 from consilium.tasks.inference import bench
-from consilium.worker import Worker, open_worker, site_facts
+from consilium.worker import Worker, open_worker, place_in, site_facts
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -61,7 +61,7 @@ class Hospitals:
         return {}
 
     def _deliver(self, request: Request) -> Answer:
-        self._worker(request).deliver(tree.read(Path(request["order"])))
+        self._worker(request).deliver(tree.read(Path(request["order"])), Envelope.from_json(request["head"]))
         return {}
 
     def _close(self, request: Request) -> Answer:
@@ -77,7 +77,8 @@ class Hospitals:
         if key not in self._workers:
             study, federation = self._study(request["run"])
             roster: Roster = {name: card_from_json(card) for name, card in request["roster"].items()}
-            self._workers[key] = open_worker(study, federation, request["site"], roster, Path(request["run"]))
+            place = place_in(Path(request["run"]), request["site"])
+            self._workers[key] = open_worker(study, federation, request["site"], roster, place)
         return self._workers[key]
 
     def _study(self, run: str) -> tuple[Study, Federation]:

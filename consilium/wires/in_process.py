@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from consilium.study import Study
@@ -18,5 +18,6 @@ class InProcess(SimulatedWire):
         super().__init__(study, folder)
         self._hospitals = Hospitals()
 
-    def ask(self, requests: Mapping[SiteName, Request]) -> Mapping[SiteName, Answer]:
-        return {name: self._hospitals.answer(request) for name, request in requests.items()}
+    def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
+        for name, request in requests.items():
+            yield name, self._hospitals.answer(request)

@@ -9,8 +9,8 @@ import queue
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,9 +94,13 @@ class Pool:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(size)
 
-    def ask(self, requests: Mapping[SiteName, Request]) -> dict[SiteName, Answer]:
-        futures = {name: self._threads.submit(self._ask, request) for name, request in requests.items()}
-        return {name: future.result() for name, future in futures.items()}
+    def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
+        futures = {self._threads.submit(self._ask, request): name for name, request in requests.items()}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            wait(futures)  # whoever stops listening early must not leave sites writing behind his back
 
     def _ask(self, request: Request) -> Answer:
         process = self._idle.get()
@@ -138,7 +142,7 @@ class Processes(SimulatedWire):
         super().__init__(study, folder)
         self._pool = pool
 
-    def ask(self, requests: Mapping[SiteName, Request]) -> Mapping[SiteName, Answer]:
+    def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
         return self._pool.ask(requests)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,18 @@ class SimulatedWire(ABC):
         self.study, self.folder = study, folder
         self.spool = folder / "spool"
         self.roster: Roster = {}
+        self._cards: dict[SiteName, Any] = {}
 
     @abstractmethod
-    def ask(self, requests: Mapping[SiteName, Request]) -> Mapping[SiteName, Answer]:
-        """Every site's answer; slow sites first in `requests`."""
+    def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
+        """Every site's answer, as they come; slow sites first in `requests`."""
 
     def roll_call(self) -> RollCall:
         """Open every site (its cache is made now) and fix the roster."""
         federation = self.study.federation()
         members = members_of(self.study, federation)
         guests = sorted(self.study.plan.leave_out)
-        answers = self.ask({name: self._request("card", name) for name in (*members, *guests)})
+        answers = dict(self.ask({name: self._request("card", name) for name in (*members, *guests)}))
         for name, answer in answers.items():
             if "error" in answer and not answer.get("mistake"):
                 raise WireError(f"site '{name}' could not be opened: {_reason(answer)}.")
@@ -61,14 +62,15 @@ class SimulatedWire(ABC):
         else:
             cards = [SiteCard(m, i, n[m], tuple(answers[m]["labels"])) for i, m in enumerate(members)]
         self.roster = {card.name: card for card in cards}
+        self._cards = {name: card_to_json(card) for name, card in self.roster.items()}
         audience = {name: name in guests for name in sorted((*members, *guests))}
         measured = ("seconds", "memory_mb")
         facts = {name: {k: v for k, v in answers[name].items() if k not in measured} for name in (*members, *guests)}
         return RollCall(self.roster, audience, facts)
 
-    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
-        answers = self._exchange("train", orders, head)
-        return {name: self._reply(name, answer) for name, answer in answers.items()}
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
+        for name, answer in self._exchange("train", orders, head):
+            yield name, self._reply(name, answer)
 
     def _reply(self, site: SiteName, answer: Answer) -> Reply:
         if answer.get("full"):  # all sites of a simulation share this disk
@@ -84,23 +86,30 @@ class SimulatedWire(ABC):
         return Reply(packet, answer["seconds"], "", answer["memory_mb"])
 
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
-        answers = self._exchange("score", releases, head)
+        answers = dict(self._exchange("score", releases, head))
         for name, answer in answers.items():
             if "error" in answer:
                 raise WireError(f"scoring failed at site '{name}': {_reason(answer)}.")
         return {name: read_rows(self._path(name, "reply")) for name in answers}
 
-    def deliver(self, releases: Mapping[SiteName, Packet]) -> None:
-        for name, answer in self._exchange("deliver", releases, None).items():
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
+        for name, answer in self._exchange("deliver", releases, head):
             if "error" in answer:
                 raise WireError(f"site '{name}' could not store its release: {_reason(answer)}.")
 
     def _exchange(
-        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope | None
-    ) -> Mapping[SiteName, Answer]:
+        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
+    ) -> Iterator[tuple[SiteName, Answer]]:
         self.spool.mkdir(parents=True, exist_ok=True)
+        written: dict[int, Path] = {}
         for name, packet in packets.items():
-            tree.write(packet, self._path(name, "order"))
+            path = self._path(name, "order")
+            path.unlink(missing_ok=True)
+            if id(packet) in written:
+                path.hardlink_to(written[id(packet)])
+            else:
+                tree.write(packet, path)
+                written[id(packet)] = path
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
         return self.ask({name: self._request(do, name, head) for name in names})
@@ -110,7 +119,7 @@ class SimulatedWire(ABC):
             "do": do,
             "run": str(self.folder),
             "site": site,
-            "roster": {name: card_to_json(card) for name, card in self.roster.items()},
+            "roster": self._cards,
             "head": head.for_site(site).to_json() if head else None,
             "order": str(self._path(site, "order")),
             "reply": str(self._path(site, "reply")),

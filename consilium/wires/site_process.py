@@ -6,6 +6,7 @@ process ends at once: a resumed run must never meet a worker of the run before.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -27,6 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)
     from consilium.wires.answering import Hospitals
 
+    gc.freeze()  # modules and classes live as long as the process: do not look through them again and again
     hospitals = Hospitals()
     while True:
         answers.write(json.dumps(hospitals.answer(json.loads(lines.get()))) + "\n")

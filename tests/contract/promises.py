@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ class Tampered(InProcess):
         super().__init__(study, folder)
         self.hand = hand
 
-    def train(self, orders: Mapping[str, Packet], head: Envelope) -> Mapping[str, Reply]:
-        replies = super().train(orders, head)
-        return {name: self.hand(name, head, reply) for name, reply in replies.items()}
+    def train(self, orders: Mapping[str, Packet], head: Envelope) -> Iterator[tuple[str, Reply]]:
+        for name, reply in super().train(orders, head):
+            yield name, self.hand(name, head, reply)
 
 
 def run_tampered(study: Study, runs: Path, hand: Callable[[str, Envelope, Reply], Reply]) -> RunFolder:

@@ -19,7 +19,7 @@ from consilium.simulation import Result
 from consilium.study import Study
 from consilium.tree import flatten, unflatten
 from consilium.wires.in_process import InProcess
-from consilium.worker import POOLED, Worker, open_worker
+from consilium.worker import POOLED, Worker, open_worker, place_in
 from tests.contract.promises import (
     Interrupted,
     crash_after,
@@ -158,7 +158,7 @@ class Stage:
         self.roster = self.wire.roll_call().members
         federation = study.federation()
         self.workers: dict[str, Worker] = {
-            site: open_worker(study, federation, site, self.roster, folder.path) for site in self.roster
+            site: open_worker(study, federation, site, self.roster, place_in(folder.path, site)) for site in self.roster
         }
         self.rounds = [round for _, round in timeline(self.method, study.plan.rounds)]
         self.server = self.method.start(self.task, self.roster)
@@ -256,7 +256,7 @@ def test_the_headline_model_is_no_other_method_in_disguise(name: str, finished: 
         method = folder.study.method
         server = tree.load(result.folder / "last.safetensors", method.Server)
         roster = _roster(folder)
-        worker = open_worker(folder.study, folder.study.federation(), "ada", roster, folder.path)
+        worker = open_worker(folder.study, folder.study.federation(), "ada", roster, place_in(folder.path, "ada"))
         merged = max(worker.shelf.rounds(), default=-1)
         release = flatten(method.release(server, roster.get("ada")))
         images = torch.linspace(0, 1, 4 * 256).reshape(4, 1, 16, 16)
@@ -266,6 +266,25 @@ def test_the_headline_model_is_no_other_method_in_disguise(name: str, finished: 
     for other in {"local", "fedavg"} - {name}:
         gap = (mine - outputs(other)).abs().max().item()
         assert gap > 1e-4, f"{name} predicts as {other} does: largest difference {gap}"
+
+
+@every_shared_method
+def test_a_site_can_use_what_was_delivered_without_the_server(name: str, finished: Any) -> None:
+    """Its scores, computed at the site from its own folder alone, are the run's."""
+    folder = RunFolder.open(finished(name).folder)
+    worker = open_worker(folder.study, folder.study.federation(), "ada", _roster(folder), place_in(folder.path, "ada"))
+    predictor = worker.released()
+    own = {
+        (case, mark.label): mark.value
+        for batch in worker.site.data.whole("test", 16)
+        for case, output, truth in zip(batch.cases, predictor.answer(batch.images).output, batch.truth)
+        for mark in worker.site.task.score(output, truth, full=False)
+        if mark.metric == worker.site.task.headline
+    }
+    rows = [row for row in folder.rows() if row.phase == "best" and row.site == "ada" and row.split == "test"]
+    rows = [row for row in rows if (row.model, row.of, row.when) == (predictor.model, predictor.of, predictor.when)]
+    told = {(row.case, row.label): row.value for row in rows if row.metric == worker.site.task.headline}
+    assert own == pytest.approx(told)
 
 
 def _roster(folder: RunFolder) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -81,6 +81,7 @@ class Desk:
     guests: tuple[SiteName, ...] = ()
     value: Callable[[int, str, str], float | None] = lambda round, site, split: 0.5  # a score by round, site, split
     reply: Callable[[SiteName, Envelope, Reply], Reply] = lambda site, head, reply: reply
+    silent: Callable[[int, str], bool] = lambda round, site: False  # whether a site's scores never come
     backwards: bool = False  # the replies come in the opposite order
     asked: list[tuple[int, list[SiteName]]] = field(default_factory=list)
     orders: list[dict[SiteName, float]] = field(default_factory=list)
@@ -93,21 +94,19 @@ class Desk:
         audience = {name: name in self.guests for name in sorted((*members, *self.guests))}
         return RollCall(members, audience, {name: {"version": "1"} for name in members})
 
-    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         got = {name: unflatten(order, Counting.Downlink).x for name, order in orders.items()}
         self.asked.append((head.round.number, sorted(orders)))
         self.orders.append(got)
-        replies = {}
         for name in sorted(orders, reverse=self.backwards):
             packet = stamped(flatten(Counting.Uplink(got[name] + self.n[name], 1.0)), head, name)
-            replies[name] = self.reply(name, head, Reply(packet, 0.25, memory_mb=10.0))
-        return replies
+            yield name, self.reply(name, head, Reply(packet, 0.25, memory_mb=10.0))
 
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
         released = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
         number = head.round.number
         self.scored.append((number, head.round.phase, released))
-        return {name: self._rows(name, number, head.round.phase) for name in released}
+        return {name: self._rows(name, number, head.round.phase) for name in released if not self.silent(number, name)}
 
     def _rows(self, site: SiteName, number: int, phase: str) -> list[Row]:
         values = {split: self.value(number, site, split) for split in ("valid", "test")}
@@ -117,7 +116,7 @@ class Desk:
             if value is not None
         ]
 
-    def deliver(self, releases: Mapping[SiteName, Packet]) -> None:
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
         self.delivered = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
 
     def close(self) -> None:

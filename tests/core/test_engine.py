@@ -278,6 +278,21 @@ def test_the_site_mean_decides_not_the_largest_site(federation: Path, tmp_path: 
     assert go(counting_study(federation, rounds=2), desk, tmp_path).summary()["best"]["round"] == 2
 
 
+def test_a_round_not_scored_by_all_is_not_the_best(federation: Path, tmp_path: Path) -> None:
+    """Round 2 would be best, and not by its merit: the difficult site's scores never came."""
+    score = {"ada": 0.9, "bea": 0.9, "cid": 0.1}
+    desk = Desk(SITES, value=lambda *at: score[at[1]], silent=lambda round, site: (round, site) == (2, "cid"))
+    folder = go(counting_study(federation), desk, tmp_path)
+    assert folder.summary()["best"]["round"] == 1
+    assert [(event["round"], event["site"]) for event in events(folder, "unscored")] == [(2, "cid")]
+
+
+def test_scores_that_never_come_do_not_stop_a_run(federation: Path, tmp_path: Path) -> None:
+    folder = go(counting_study(federation), Desk(SITES, silent=lambda round, site: site == "cid"), tmp_path)
+    assert folder.summary()["best"]["round"] == 3  # no round was scored by all: the last one
+    assert set(folder.summary()["headline"]["sites"]) == {"ada", "bea"}
+
+
 def test_a_site_without_validation_cases_does_not_decide(federation: Path, tmp_path: Path) -> None:
     """bea has none: the best round is that of ada and cid, and bea is still tested."""
     valid = {"ada": [0.2, 0.6, 0.1], "cid": [0.2, 0.6, 0.1]}

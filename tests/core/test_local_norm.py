@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from consilium.run_folder import RunFolder
 from consilium.tree import Packet, flatten, unflatten
 from consilium.weights import SiteName, Weights, mean
 from consilium.wires.in_process import InProcess
-from consilium.worker import open_worker
+from consilium.worker import open_worker, place_in
 from tests.toy import toy_study
 
 MEAN, VAR, COUNT = "running_mean", "running_var", "num_batches_tracked"
@@ -37,11 +37,11 @@ class Recording(InProcess):
         self.down: list[dict[SiteName, dict[str, Tensor]]] = []
         self.up: list[dict[SiteName, dict[str, Tensor]]] = []
 
-    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, Reply]:
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         self.down.append({name: copied(order) for name, order in orders.items()})
-        replies = super().train(orders, head)
+        replies = dict(super().train(orders, head))
         self.up.append({name: copied(reply.packet) for name, reply in replies.items() if reply.packet})
-        return replies
+        return iter(replies.items())
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def test_a_sites_own_come_back(run: tuple[str, Seen]) -> None:
         pytest.skip("nothing is kept")
     folder, study = found.folder, found.folder.study
     for site, steps in (("ada", 2), ("bea", 3), ("cid", 3)):
-        worker = open_worker(study, study.federation(), site, found.wire.roster, folder.path)
+        worker = open_worker(study, study.federation(), site, found.wire.roster, place_in(folder.path, site))
         kept = worker.shelf.at(1, worker.norm.kept(study.method)).norm  # type: ignore[union-attr]
         names = {path.split("/")[-1] for path in kept}
         assert {name.rsplit(".", 1)[1] for name in names} == (
@@ -138,7 +138,7 @@ def test_sites_keep_different_statistics(federation: Path, tmp_path: Path) -> No
     study = found.folder.study
     kept = []
     for site in ("ada", "bea"):
-        worker = open_worker(study, study.federation(), site, found.wire.roster, found.folder.path)
+        worker = open_worker(study, study.federation(), site, found.wire.roster, place_in(found.folder.path, site))
         kept.append(worker.shelf.at(1, worker.norm.kept(study.method)).norm)  # type: ignore[union-attr]
     assert not kept[0][found.statistics[0]].equal(kept[1][found.statistics[0]])
 
@@ -180,6 +180,6 @@ class _Train:
 def test_fedsm_keeps_its_statistics_through_calibration(federation: Path, tmp_path: Path) -> None:
     found = seen(federation, tmp_path, "local-statistics", "fedsm")
     study = found.folder.study
-    worker = open_worker(study, study.federation(), "ada", found.wire.roster, found.folder.path)
+    worker = open_worker(study, study.federation(), "ada", found.wire.roster, place_in(found.folder.path, "ada"))
     kept = worker.shelf.at(2, worker.norm.kept(study.method)).norm  # type: ignore[union-attr]
     assert {path.split("/")[0] for path in kept} == {"global", "personal"}

@@ -6,7 +6,7 @@ One run of toy FedAvg serves all: in every round two of its three sites send som
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,14 +129,14 @@ SPOILT = {kind: (("ada", "bea")[i % 2], i // 2) for i, kind in enumerate(KINDS)}
 class Cut(Tampered):
     """Loses the end of a reply on its way."""
 
-    def ask(self, requests: Mapping[SiteName, Any]) -> Mapping[SiteName, Any]:
-        answers = super().ask(requests)
+    def ask(self, requests: Mapping[SiteName, Any]) -> Iterator[tuple[SiteName, Any]]:
         site, index = SPOILT["truncated"]
-        request = requests.get(site, {"do": ""})
-        if request["do"] == "train" and request["head"]["round"]["index"] == index:
-            path = Path(request["reply"])
-            path.write_bytes(path.read_bytes()[:-100])
-        return answers
+        for name, answer in super().ask(requests):
+            request = requests[name]
+            if name == site and request["do"] == "train" and request["head"]["round"]["index"] == index:
+                path = Path(request["reply"])
+                path.write_bytes(path.read_bytes()[:-100])
+            yield name, answer
 
 
 @pytest.fixture(scope="module")

@@ -204,6 +204,25 @@ def test_the_summary_of_a_run() -> None:
     }
 
 
+def test_the_best_on_test_stands_under_its_own_name() -> None:
+    """Site means .5, .75 and .6 in rounds 2, 4 and 6 (the one best on validation): bmcta is round 4's."""
+
+    def right(round: int, site: str, value: float, **other: object) -> Row:
+        fields: dict[str, object] = {"metric": "accuracy", "label": "class", "model": "personal", "of": site}
+        return row(site, "1", value, **(fields | {"round": round} | other))
+
+    rows = [right(2, "a", 1.0), right(2, "b", 0.0), right(4, "a", 1.0), right(4, "b", 0.5)]
+    rows += [right(6, site, 0.6, phase="best") for site in "ab"]
+    rows += [right(1, "a", 1.0, split="valid"), right(1, "b", 1.0, model="global"), right(1, "a", 1.0, of="b")]
+    summary = run_summary("apple", 0, 6, "personal", "accuracy", rows[4:6], rows[4:6], 6, 6, 0, 0, 0, 0, all_rows=rows)
+    assert summary["bmcta"]["round"] == 4
+    assert summary["bmcta"]["site_mean"] == 0.75
+    assert summary["bmcta"]["sites"] == {"a": 1.0, "b": 0.5}
+    assert summary["headline"]["site_mean"] == pytest.approx(0.6)
+    dice = run_summary("apple", 0, 6, "personal", "dice", [], [], 6, 6, 0, 0, 0, 0, all_rows=rows)
+    assert "bmcta" not in dice
+
+
 @pytest.mark.parametrize(
     "rows",
     [

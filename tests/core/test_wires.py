@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from consilium import engine, simulation
-from consilium.envelope import Envelope, Reply, card_from_json, card_to_json
+from consilium.envelope import Envelope, card_from_json, card_to_json
 from consilium.errors import DataError
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
@@ -45,12 +45,8 @@ def assert_same(path: Path, plain: Result) -> None:
 class Backwards(InProcess):
     """Sites are asked, and answer, in the opposite order."""
 
-    def ask(self, requests: Mapping[SiteName, Any]) -> Mapping[SiteName, Any]:
+    def ask(self, requests: Mapping[SiteName, Any]) -> Iterator[tuple[SiteName, Any]]:
         return super().ask({name: requests[name] for name in reversed(list(requests))})
-
-    def train(self, orders: Mapping[SiteName, Any], head: Envelope) -> Mapping[SiteName, Reply]:
-        replies = super().train(orders, head)
-        return {name: replies[name] for name in sorted(replies, reverse=True)}
 
 
 def test_the_same_bits_whoever_answers_first(federation: Path, tmp_path: Path, plain: Result) -> None:

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import difflib
-import os
-import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from consilium.data.phantoms import prostate, retina
-from consilium.errors import DataError, StudyError
+from consilium.data.new_folder import new_folder
+from consilium.data.phantoms import digits, prostate, retina
+from consilium.errors import StudyError
 
 PHANTOMS: dict[str, Callable[[Path, int | None, int | None, int], None]] = {
     "retina": retina.write,
     "prostate": prostate.write,
+    "digits": digits.write,
 }
 
 
-def write_phantom(kind: str, folder: Path, cases: int | None = None, size: int | None = None, seed: int = 0) -> None:
+def write_phantom(
+    kind: str,
+    folder: Path,
+    cases: int | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    sites: int | None = None,
+) -> None:
     """Writes a synthetic federation, whole or not at all; `None` is the kind's own default."""
     if kind not in PHANTOMS:
         near = difflib.get_close_matches(kind, PHANTOMS, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise StudyError(f"there is no phantom '{kind}'; {hint}There are: {', '.join(PHANTOMS)}.")
-    folder = folder.resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists and is not empty; name a new or empty folder with --to.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number
-    try:
-        partial.mkdir()
-        PHANTOMS[kind](partial, cases, size, seed)
-        partial.rename(folder)
-    except BaseException:  # also Ctrl-C: nothing half made is left
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    if sites is not None and kind != "digits":
+        raise StudyError(f"the {kind} phantom has sites of its own; --sites is for digits.")
+    write = PHANTOMS[kind] if sites is None else partial(digits.write, sites=sites)
+    with new_folder(folder) as partly:
+        write(partly, cases, size, seed)

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
 
+from consilium.data.apportion import apportion
 from consilium.data.phantoms import prostate_pelvis
 from consilium.data.phantoms.prostate_gland import Grid, Volume
 from consilium.data.phantoms.prostate_pelvis import Pelvis, rectum_at
 from consilium.data.phantoms.prostate_sites import LOOKS, Look, Spread
 from consilium.data.phantoms.prostate_tissue import signals
-from consilium.data.phantoms.tables import SPLITS, Case, Federation, apportion, write_federation, write_site
+from consilium.data.phantoms.tables import SPLITS, Case, Federation, write_federation, write_site
 from consilium.errors import StudyError
 
 SIZE = 256  # pixels

@@ -11,10 +11,11 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from scipy.special import expit
 
+from consilium.data.apportion import apportion
 from consilium.data.phantoms import retina_eye
 from consilium.data.phantoms.retina_eye import Picture, drawn
 from consilium.data.phantoms.retina_sites import LOOKS, Look
-from consilium.data.phantoms.tables import SPLITS, Case, Federation, apportion, write_federation, write_site
+from consilium.data.phantoms.tables import SPLITS, Case, Federation, write_federation, write_site
 from consilium.errors import StudyError
 
 SIZE = 256  # pixels

@@ -7,11 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TypeVar
-
-from consilium.errors import StudyError
-
-Key = TypeVar("Key")
 
 SPLITS = ("train", "valid", "test")
 LICENCE = "Apache-2.0"
@@ -37,21 +32,6 @@ class Case:
     split: str
     image: str
     label: str
-
-
-def apportion(table: Mapping[Key, int], cases: int) -> dict[Key, int]:
-    """A table's proportions scaled to `cases` in all: largest remainder, at least one for each key."""
-    if cases < len(table):
-        raise StudyError(f"{cases} cases are too few; every site and split needs one, so ask for {len(table)} or more.")
-    total = sum(table.values())
-    scaled = {key: n * cases // total for key, n in table.items()}
-    by_remainder = sorted(table, key=lambda key: -(table[key] * cases % total))  # a stable sort: ties in table order
-    for key in by_remainder[: cases - sum(scaled.values())]:
-        scaled[key] += 1
-    for key in [key for key, n in scaled.items() if n == 0]:
-        scaled[max(scaled, key=lambda other: scaled[other])] -= 1
-        scaled[key] = 1
-    return scaled
 
 
 def write_federation(folder: Path, federation: Federation) -> None:

@@ -1,0 +1,63 @@
+"""A network whose parameters are a mixture of several models': one forward pass, both gradients from one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from consilium.weights import Weights
+
+
+class Mixture:
+    """w = Σ_j p_j w_j, of which one w_i, the core, and p are learned.
+
+    The models lie as rows of one matrix (models, parameters): to mix them is pᵀ W, the slope of p is W g, each one
+    reading of the matrix. Parameters are mixed, not outputs, so any network will do. The statistics of normalisation
+    layers are those which the mixture's own passes leave in the network: p may be negative and sum to anything, and
+    variances mixed by it need not be variances.
+    """
+
+    def __init__(self, module: nn.Module, models: Sequence[Mapping[str, Tensor]], own: int, p: Sequence[float]) -> None:
+        first = next(module.parameters())
+        self.module, self.own = module, own
+        length = sum(parameter.numel() for parameter in module.parameters())
+        self._matrix = torch.empty(len(models), length, dtype=first.dtype, device=first.device)
+        for row, model in zip(self._matrix, models, strict=True):
+            for name, part in self._parts(row).items():
+                part.copy_(model[name])
+        self.core = nn.Parameter(self._matrix[own])  # not a copy: a step of the core is a step of its row
+        self.p = nn.Parameter(torch.tensor(p, dtype=first.dtype, device=first.device))
+        mixed, self._slope = torch.empty_like(self.core.data), torch.empty_like(self.core.data)
+        self._mixed = mixed
+        self._leaves = {name: part.requires_grad_() for name, part in self._parts(mixed).items()}
+        self._slopes = list(self._parts(self._slope).values())
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The network's output at the present mixture."""
+        with torch.no_grad():
+            torch.mv(self._matrix.t(), self.p, out=self._mixed)
+        return functional_call(self.module, self._leaves, (images,))  # type: ignore[no-any-return]
+
+    def backward(self, loss: Tensor, clip: float = 0.0) -> None:
+        """Leave the loss's gradients at `core` and `p`; with `clip`, the mixture's own is cut to this length first."""
+        grads = torch.autograd.grad(loss, list(self._leaves.values()))
+        with torch.no_grad():
+            torch._foreach_copy_(self._slopes, grads)
+            if clip:
+                self._slope.mul_(min(1.0, clip / (self._slope.norm().item() + 1e-6)))
+            self.p.grad = torch.mv(self._matrix, self._slope)  # ∂F/∂p_j = ⟨g, w_j⟩
+            self.core.grad = self._slope.mul_(self.p[self.own])  # ∂F/∂w_i = p_i g
+
+    def core_weights(self) -> Weights:
+        return Weights(self._parts(self.core))
+
+    def _parts(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters as views of a vector, each in the memory layout it has in the network."""
+        parts, start = {}, vector.storage_offset()
+        for name, parameter in self.module.named_parameters():
+            parts[name] = vector.detach().as_strided(parameter.shape, parameter.stride(), start)
+            start += parameter.numel()
+        return parts

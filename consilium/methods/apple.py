@@ -1,0 +1,241 @@
+"""APPLE: personal models that learn how much to take from every other site's core model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from consilium.errors import NotForOutsiders, StudyError
+from consilium.learning.fit import learning_rate, optimizer, precision, workbench
+from consilium.learning.gradients import seeded_batches
+from consilium.learning.mixture import Mixture
+from consilium.method import Method, message
+from consilium.methods.peers import asked, check_peers, drawn, first_wants, peers_of
+from consilium.site import Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.weights import SiteName, Weights, join, normalised
+
+
+@dataclass(frozen=True)
+class APPLE(Method):
+    """Each site mixes all core models by a private vector p it learns: w_i = Σ_j p_ij c_j, parameters, not outputs.
+
+    Loss F(w_i) + λ(r) (μ/2) ‖p_i − p0‖² with p0 = n_j/n; only the site's own core and p_i are trained.
+    """
+
+    relation_lr: float = 1e-3  # η_2, of p; it decays as [local] lr does. 0: p stays p0
+    mu: float = 0.1  # μ: how strongly p is held near p0
+    scheduler: str = "cosine"  # λ(r), how that hold fades; or "exponential"
+    scheduler_rounds: float = 0.2  # L: after it λ is 0. Below 1 a share of the run's rounds, else a number of them
+    core_init: str = "different"  # every core a random start of its own; "same": all the same
+    budget: int = 0  # M: how many other cores a site fetches per round; 0: all
+
+    paper: ClassVar[str] = "Luo & Wu, Adapt to adaptation: learning personalization for cross-silo FL (IJCAI 2022)"
+    headline: ClassVar[str] = "personal"
+    differences: ClassVar[tuple[str, ...]] = (
+        "The paper calls the mixture convex; p is not constrained, there or here: entries may be negative.",
+        "The authors' code doubles μ (no 1/2) and, under a budget, draws peers uniformly: its record of what was "
+        "downloaded is never written. Here both are as the paper prints them.",
+        "Statistics of normalisation layers are the personal model's own: they are not mixed and never leave.",
+        "The site draws next round's peers itself and asks for them by name, so that p need not leave it.",
+    )
+
+    @message
+    class Server:
+        cores: Mapping[SiteName, Weights]  # as last received; of a site never heard, its start
+        wants: Mapping[SiteName, tuple[SiteName, ...]]  # as last asked
+        n: Mapping[SiteName, int]
+
+    @message
+    class Downlink:
+        cores: Mapping[SiteName, Weights]  # those asked for; none in the first round
+
+    @message
+    class Uplink:
+        core: Weights  # the site's own, parameters only
+        wants: tuple[SiteName, ...]  # the peers whose cores it asks for next, in name order
+        loss: float
+        steps: int
+
+    @message
+    class Memory:
+        cores: Mapping[SiteName, Weights]  # all of them: the site's own, and the others as last downloaded
+        p: Mapping[SiteName, float]  # the relationships, never sent
+        statistics: Weights  # of the personal model's normalisation layers, never sent
+        seen: tuple[SiteName, ...]  # peers downloaded at least once
+        rounds: tuple[int, ...]  # in which this site has trained
+        history: Tensor  # p after each of them, (rounds, sites) in site-name order
+
+    @message
+    class Release:
+        home: SiteName  # no model: the site has all it needs
+        n: Mapping[SiteName, int]
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("scheduler", ("cosine", "exponential")), ("core_init", ("different", "same"))):
+            if getattr(self, name) not in allowed:
+                raise StudyError(f"[method] {name} = {getattr(self, name)!r}: it must be one of {', '.join(allowed)}.")
+        for name in ("relation_lr", "mu", "scheduler_rounds", "budget"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise StudyError(f"[method] {name} = {getattr(self, name)}: it must be a number from 0 up.")
+
+    def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
+        check_peers(self.budget, roster)
+        if local.batchnorm == "local":
+            raise StudyError(
+                "[local] batchnorm = 'local': APPLE mixes all parameters and keeps all statistics local; use 'average'."
+            )
+        few = [f"'{name}' has {card.n}" for name, card in roster.items() if card.n < local.batch_size]
+        warnings = [] if not few else [
+            f"batches hold {local.batch_size} cases, but site {', '.join(few)}: it makes one step per epoch, and APPLE "
+            "starts slowly; take smaller batches."
+        ]  # fmt: skip
+        if self.mu * self.relation_lr >= 2 and local.optimizer == "sgd":
+            warnings.append(
+                f"mu × relation_lr = {self.mu * self.relation_lr:g}: from 2 on p oversteps p0 and diverges."
+            )
+        return warnings
+
+    def start(self, task: Task, roster: Roster) -> Server:
+        n = _numbers(roster)
+        return self.Server(self._first_cores(task, sorted(n)), first_wants(task, roster, self.budget), n)
+
+    def remember(self, site: Site) -> Memory:
+        return self._first_memory(site.task, _numbers(site.roster))
+
+    def _first_memory(self, task: Task, n: Mapping[SiteName, int]) -> Memory:
+        _, statistics = split_parameters(task, task.initial())
+        return self.Memory(
+            self._first_cores(task, sorted(n)), normalised(n), statistics, (), (), torch.empty(0, len(n))
+        )
+
+    def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
+        if round.step == 0:  # the first cores come from the study's seed: every site has them
+            return self.Downlink({})
+        return self.Downlink(asked(server.cores, server.wants, site, self.budget))
+
+    def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
+        names = sorted(site.roster)
+        cores = {**memory.cores, **got.cores}  # what was not downloaded stays in the mixture as it is
+        bench = workbench(site.task, "model", None, 0, site.device)
+        bench.load(join(cores[site.card.name], memory.statistics))
+        own, p = names.index(site.card.name), [memory.p[name] for name in names]
+        mixture = Mixture(bench.module, [cores[name] for name in names], own, p)
+        loss, steps = self._learn(site, mixture, round)
+        relation = dict(zip(names, mixture.p.tolist()))
+        core = mixture.core_weights()
+        statistics = bench.weights().split(lambda name: name in memory.statistics)[0]
+        seen = tuple(sorted({*memory.seen, *got.cores}))
+        wants = next_peers(relation, site, seen, self.budget, round)
+        kept = self.Memory(
+            {**cores, site.card.name: core}, relation, statistics, seen, (*memory.rounds, round.index),
+            torch.cat([memory.history, mixture.p.detach().cpu()[None]]),
+        )  # fmt: skip
+        return self.Uplink(core, wants, loss, steps), kept
+
+    def _learn(self, site: Site, mixture: Mixture, round: Round) -> tuple[float, int]:
+        """One local pass: every batch gives one step of the core and one of p, from the same backward pass."""
+        lr = learning_rate(site.local, round)
+        free = replace(site.local, weight_decay=0.0)  # p is held near p0, not near 0
+        steppers = [
+            optimizer([mixture.core], site.local, lr),
+            optimizer([mixture.p], free, self.relation_lr * lr / site.local.lr),
+        ]
+        p0 = torch.tensor([share for _, share in sorted(normalised(_numbers(site.roster)).items())]).to(mixture.p)
+        pull = self.mu * self.fading(round)
+        total, cases, steps = 0.0, 0, 0
+        for batch in seeded_batches(site, round):
+            with precision(site):
+                loss = site.task.loss(mixture(batch.images), batch)
+            mixture.backward(loss, site.local.clip)
+            assert mixture.p.grad is not None
+            mixture.p.grad += pull * (mixture.p.detach() - p0)
+            for stepper in steppers:
+                stepper.step()
+            total, cases, steps = total + loss.item() * len(batch.cases), cases + len(batch.cases), steps + 1
+        return total / max(1, cases), steps
+
+    def fading(self, round: Round) -> float:
+        """λ(r), r from 0: 1 at first, exactly 0 from r = L on."""
+        last = self.scheduler_rounds * (round.total if self.scheduler_rounds < 1 else 1)
+        if round.step >= last:
+            return 0.0
+        done = round.step / last
+        return (math.cos(math.pi * done) + 1) / 2 if self.scheduler == "cosine" else 1e-3**done
+
+    def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
+        return self.Server(
+            {**server.cores, **{name: reply.core for name, reply in replies.items()}},
+            {**server.wants, **{name: reply.wants for name, reply in replies.items()}},
+            server.n,
+        )
+
+    def release(self, server: Server, site: SiteCard | None) -> Release:
+        return self.Release(site.name if site else "", server.n)
+
+    def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
+        if not released.home:
+            raise NotForOutsiders(
+                "APPLE has no model for a hospital outside, only each site's own mixture; name a site with --site."
+            )
+        when = "merged" if memory is None else "trained"
+        kept = memory or self._first_memory(task, released.n)
+        return OneModel(task, join(mixed(kept.cores, kept.p), kept.statistics), "personal", released.home, when)
+
+    def _first_cores(self, task: Task, names: Sequence[SiteName]) -> dict[SiteName, Weights]:
+        """From the study's seed, so that server and sites have them without sending any."""
+        draws = range(len(names)) if self.core_init == "different" else [0] * len(names)
+        starts = {draw: split_parameters(task, task.initial(draw=draw))[0] for draw in dict.fromkeys(draws)}
+        return {name: starts[draw] for name, draw in zip(names, draws)}
+
+    def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
+        core, _ = split_parameters(task, task.shape())
+        return self.Uplink(core, tuple(peers_of(card.name, roster)[: self.budget or None]), 0.0, 0)
+
+
+def _numbers(roster: Roster) -> dict[SiteName, int]:
+    return {name: card.n for name, card in roster.items()}
+
+
+def split_parameters(task: Task, weights: Weights) -> tuple[Weights, Weights]:
+    """What is trained, and the statistics of normalisation layers."""
+    trained = task.parameters()
+    return weights.split(lambda name: name in trained)
+
+
+def mixed(cores: Mapping[SiteName, Weights], p: Mapping[SiteName, float]) -> Weights:
+    """Σ_j p_j c_j, in site-name order."""
+    first, *others = sorted(cores)
+    total = cores[first] * p[first]
+    for name in others:
+        total = total + cores[name] * p[name]
+    return total
+
+
+def next_peers(
+    p: Mapping[SiteName, float], site: Site, seen: Sequence[SiteName], budget: int, round: Round
+) -> tuple[SiteName, ...]:
+    """The M peers to fetch next: those never downloaded first, then drawn with chances ∝ b^|p_ij|."""
+    peers = peers_of(site.card.name, site.roster)
+    if not budget or budget >= len(peers):
+        return tuple(peers)
+    generator = site.generator(round, "draw peers")
+    new = [name for name in peers if name not in seen]
+    chosen = drawn(new, budget, generator)
+    known = [name for name in peers if name in seen]
+    if len(chosen) < budget:
+        chances = attraction([p[name] for name in known], round.step + 1, budget, len(p))
+        picks = torch.multinomial(chances, budget - len(chosen), generator=generator).tolist()
+        chosen = (*chosen, *(known[i] for i in picks))
+    return tuple(sorted(chosen))
+
+
+def attraction(p: Sequence[float], round: int, budget: int, sites: int) -> Tensor:
+    """b^|p_j| with b = max(1.5, r M / N), normalised (equations 8 and 9)."""
+    base = max(1.5, round * budget / sites)
+    chances = torch.softmax(torch.tensor(p, dtype=torch.float64).abs() * math.log(base), 0)
+    return chances.clamp_min(1e-12)  # a draw without replacement may need them all
