@@ -15,12 +15,12 @@ from consilium.fields import nearest
 from consilium.machine import peak_memory_mb
 from consilium.method import Best, Method, Phase, Valid, away_as, timeline
 from consilium.randomness import numpy_generator
-from consilium.refusal import fault_of
+from consilium.refusal import accepted
 from consilium.run_folder import RunFolder, disk_errors
 from consilium.scores import Row, run_summary, summarise, with_label_mean
 from consilium.site import Roster, Round, SiteCard, Task
 from consilium.study import Study
-from consilium.tree import Packet, PacketError, flatten, sweep_drafts, unflatten
+from consilium.tree import Packet, flatten, sweep_drafts
 from consilium.weights import SiteName
 
 
@@ -206,13 +206,8 @@ class _Run:
     def _accepted(self, name: SiteName, reply: Reply, head: Envelope) -> tuple[Any | None, str]:
         if reply.packet is None:
             return None, reply.lost
-        try:
-            uplink: Any = unflatten(reply.packet, self.method.Uplink)
-        except PacketError as error:
-            return None, str(error)
         expected = self.method.blank(self.task, self.roster, self.roster[name], head.round)
-        fault = fault_of(uplink, expected, reply.packet, head, name)
-        return (None, fault) if fault else (uplink, "")
+        return accepted(reply.packet, self.method.Uplink, expected, head, name)
 
     # ------------------------------------------------------------------------------------ scores
 

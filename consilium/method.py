@@ -121,11 +121,20 @@ class Method(ABC):
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Any:
         """The expected uplink on the meta device: names, shapes, types, which fields are None.
 
-        Here: every `Weights` field has the shape of the model, every number is zero.
+        Here: every `Weights` field has the shape of the model, every number is zero, messages inside likewise. What
+        may be None, and the keys of a mapping or the length of a tuple, only the method itself can say.
         """
-        hints = get_type_hints(self.Uplink)
-        empty: dict[Any, Callable[[], Any]] = {Weights: task.shape, float: float, int: int, str: str, bool: bool}
-        return self.Uplink(**{f.name: empty[hints[f.name]]() for f in dataclasses.fields(self.Uplink)})
+        return _blank(self.Uplink, task)
+
+
+def _blank(kind: Any, task: Task) -> Any:
+    simple: dict[Any, Callable[[], Any]] = {Weights: task.shape, float: float, int: int, str: str, bool: bool}
+    if kind in simple:
+        return simple[kind]()
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"an uplink with {kind}: the method must say in blank() what is expected of it")
+    hints = get_type_hints(kind)
+    return kind(**{f.name: _blank(hints[f.name], task) for f in dataclasses.fields(kind)})  # type: ignore[operator]
 
 
 class GlobalModel(Method):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from consilium import tree
 from consilium.envelope import Envelope
 from consilium.tree import Packet
-from consilium.weights import SiteName
+from consilium.weights import SiteName, Weights
+
+T = TypeVar("T")
 
 
 def stamped(packet: Packet, head: Envelope, site: SiteName) -> Packet:
@@ -24,48 +28,76 @@ def _stamp(head: Envelope, site: SiteName) -> list[Any]:
     return [head.run, head.method, f"{head.round.phase} round {head.round.number}", site]
 
 
+def accepted(
+    packet: Packet, kind: type[T], expected: T, head: Envelope, site: SiteName
+) -> tuple[T, str] | tuple[None, str]:
+    """The message in a reply, or None and why it cannot be merged; nothing else is let through to a method."""
+    try:
+        uplink = tree.unflatten(packet, kind)
+    except tree.PacketError as error:
+        return None, str(error)
+    fault = fault_of(uplink, expected, packet, head, site)
+    return (None, fault) if fault else (uplink, "")
+
+
 def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: SiteName) -> str:
     """What is wrong with a reply, in a sentence; empty if nothing is."""
     stamp = json.loads(packet.header).get("stamp")
     if stamp != _stamp(head, site):
         return f"it is of {_said(stamp)}, not of {_said(_stamp(head, site))}"
-    got, want = tree.split(uplink), tree.split(expected)
-    for path in got.weights.keys() ^ want.weights.keys():
-        return f"'{path}' is {'missing' if path in want.weights else 'not expected in this phase'}"
-    for path, weights in got.weights.items():
-        if list(weights) != list(want.weights[path]):
-            odd = sorted(weights.keys() ^ want.weights[path].keys())
-            return f"'{path}' has other tensors than the study's network ({', '.join(odd[:3]) or 'in another order'})"
-        for name, tensor in weights.items():
-            like = want.weights[path][name]
-            if tensor.shape != like.shape or tensor.dtype != like.dtype:
-                return f"'{path}/{name}' is {_kind(tensor)}, where the study's network has {_kind(like)}"
-            if not _finite(tensor):
-                return f"'{path}/{name}' holds values that are not finite"
-    for path in got.tensors.keys() ^ want.tensors.keys():
-        return f"'{path}' is {'missing' if path in want.tensors else 'not expected in this phase'}"
-    for path, tensor in got.tensors.items():
-        model = want.tensors.get(path)
-        if model is not None and (tensor.shape != model.shape or tensor.dtype != model.dtype):
-            return f"'{path}' is {_kind(tensor)}, where {_kind(model)} is expected"
-        if not _finite(tensor):
-            return f"'{path}' holds values that are not finite"
-    return _number_fault(json.loads(got.shape)["tree"], json.loads(want.shape)["tree"], "")
+    return _fault(uplink, expected, "")
 
 
-def _number_fault(part: Any, like: Any, path: str) -> str:
-    """A number that is not finite, or a list of numbers of another length than expected."""
-    if isinstance(part, float) and not math.isfinite(part):
+def _fault(value: Any, like: Any, path: str) -> str:
+    """Where a part of a message is not as the expected one: names, keys, lengths, shapes, types, finite numbers."""
+    if (value is None) != (like is None):
+        return f"'{path}' is {'missing' if value is None else 'not expected in this phase'}"
+    if isinstance(value, Weights):
+        return _weights_fault(value, like, path)
+    if isinstance(value, torch.Tensor):
+        return _tensor_fault(value, like, path, f"'{path}' is {_kind(value)}, where {_kind(like)} is expected")
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value)]
+        return _first((getattr(value, n), getattr(like, n), _under(path, n.removesuffix("_"))) for n in names)
+    if isinstance(value, Mapping):
+        for key in sorted(value.keys() ^ like.keys()):
+            return f"'{_under(path, key)}' is {'missing' if key in like else 'not expected'}"
+        return _first((value[key], like[key], _under(path, key)) for key in value)
+    if isinstance(value, tuple):
+        if len(value) != len(like):
+            return f"'{path}' has {len(value)} values, where {len(like)} are expected"
+        return _first((part, like[i], _under(path, str(i))) for i, part in enumerate(value))
+    if isinstance(value, float) and not math.isfinite(value):
         return f"'{path}' is not finite"
-    numbers = isinstance(part, list) and all(isinstance(value, (int, float)) for value in part)
-    if numbers and isinstance(like, list) and len(part) != len(like):
-        return f"'{path}' has {len(part)} numbers, where {len(like)} are expected"
-    items: Any = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-    for key, value in items:
-        fault = _number_fault(value, like.get(key) if isinstance(like, dict) else None, f"{path}/{key}".strip("/"))
-        if fault:
+    if isinstance(value, int) and not (0 if like >= 0 else -(2**63)) <= value < 2**63:  # whole numbers count something
+        return f"'{path}' is {'negative' if value < 0 else 'too large'}"
+    return ""
+
+
+def _first(parts: Iterable[tuple[Any, Any, str]]) -> str:
+    return next((fault for part in parts if (fault := _fault(*part))), "")
+
+
+def _weights_fault(weights: Weights, like: Weights, path: str) -> str:
+    if list(weights) != list(like):
+        odd = sorted(weights.keys() ^ like.keys())
+        return f"'{path}' has other tensors than the study's network ({', '.join(odd[:3]) or 'in another order'})"
+    for name, tensor in weights.items():
+        place, model = f"{path}/{name}", like[name]
+        unlike = f"'{place}' is {_kind(tensor)}, where the study's network has {_kind(model)}"
+        if fault := _tensor_fault(tensor, model, place, unlike):
             return fault
     return ""
+
+
+def _tensor_fault(tensor: torch.Tensor, like: torch.Tensor, path: str, unlike: str) -> str:
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        return unlike
+    return "" if _finite(tensor) else f"'{path}' holds values that are not finite"
+
+
+def _under(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
 
 
 def _finite(tensor: torch.Tensor) -> bool:

@@ -185,7 +185,7 @@ def unflatten(packet: Packet, kind: type[T]) -> T:
     try:
         head = json.loads(packet.header)
         shape, masks = head["message"], dict(head["masks"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PacketError("the packet's header is not one of ours") from error
     _check_masks(packet, masks)
     reader = _Reader(packet, masks)
@@ -201,7 +201,7 @@ def _check_masks(packet: Packet, masks: Mapping[str, Any]) -> None:
     for path, shape in masks.items():
         sound = isinstance(shape, list) and all(isinstance(side, int) and side >= 0 for side in shape)
         tensor = packet.tensors.get(path)
-        if not sound or tensor is None or tensor.dtype != torch.uint8 or tensor.numel() != -(-math.prod(shape) // 8):
+        if not sound or tensor is None or tensor.dtype != torch.uint8 or tensor.shape != (-(-math.prod(shape) // 8),):
             raise PacketError(f"the packet's mask '{path}' is not as its header says")
 
 
@@ -210,7 +210,7 @@ def assemble(shape: str, kind: type[T], parts: Parts) -> T:
     try:
         head = json.loads(shape)
         name, tree = head["type"], head["tree"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PacketError("the message's shape is not one of ours") from error
     if name != kind.__qualname__:
         raise PacketError(f"here is a {name}, where a {kind.__qualname__} should be")
@@ -224,7 +224,10 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
             return None
         return _build(tree, next(a for a in args if a is not type(None)), path, reader)
     if hint is Weights:
-        return reader.weights(path, _check(tree, list, path))
+        names = [_check(name, str, path) for name in _check(tree, list, path)]
+        if len(set(names)) < len(names):
+            raise PacketError(f"'{path}' names a tensor twice")
+        return reader.weights(path, names)
     if hint is Tensor:
         if tree != "tensor":
             raise PacketError(f"'{path}' should be a tensor")
@@ -243,7 +246,7 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
             _build(part, args[0], _join(path, str(i)), reader) for i, part in enumerate(_check(tree, list, path))
         )
     if hint is float and isinstance(tree, int) and not isinstance(tree, bool):
-        return float(tree)
+        return float(tree) if abs(tree) < 2**63 else math.inf
     if hint in (int, float, str, bool):
         return _check(tree, hint, path)
     raise TypeError(f"{path}: messages cannot have a field of type {hint}")
