@@ -19,7 +19,7 @@ from consilium.run_folder import RunFolder, disk_errors
 from consilium.scores import Row, run_summary, summarise, with_label_mean
 from consilium.site import Roster, Round, SiteCard, Task
 from consilium.study import Study
-from consilium.tree import Packet, PacketError, flatten, unflatten
+from consilium.tree import Packet, PacketError, flatten, sweep_drafts, unflatten
 from consilium.weights import SiteName
 
 
@@ -65,6 +65,7 @@ class _Run:
         self.method: Method = study.method
         self.task: Task = study.task
         self.line = timeline(self.method, study.plan.rounds)
+        sweep_drafts(folder.path)  # the run is locked, and its sites have not been asked yet
         folder.mend_journal()
         folder.mend_scores()
         self.roll = wire.roll_call()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,15 @@ class Prediction:
     chances: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """By the names of the columns of predictions.csv."""
+        return {
+            "image": self.image,
+            "prediction": self.result,
+            "model": self.model,
+            "confidence": self.confidence,
+            "why": self.why,
+            **{f"chance:{site}": chance for site, chance in self.chances.items()},
+        }
 
 
 def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor]:
@@ -155,15 +163,13 @@ def _plain_name(path: Path) -> str:
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
-    sites = list(predictions[0].chances) if predictions else []
+    rows = [prediction.to_json() for prediction in predictions]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "prediction", "model", "confidence", "why", *(f"chance:{site}" for site in sites)])
-    writer.writerows(_lines(predictions, sites))
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows)
     return text.getvalue()
 
 
-def _lines(predictions: Sequence[Prediction], sites: Sequence[str]) -> Iterator[list[Any]]:
-    for p in predictions:
-        sure = "" if p.confidence is None else f"{p.confidence:.6f}"
-        yield [p.image, p.result, p.model, sure, p.why, *(f"{p.chances[site]:.6f}" for site in sites)]
+def _cell(value: Any) -> Any:
+    return f"{value:.6f}" if isinstance(value, float) else value

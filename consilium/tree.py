@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -286,6 +287,9 @@ def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
             yield tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
+_DRAFT = re.compile(r"\..+\.\d+")  # of a file being written: .name.process
+
+
 def write(packet: Packet, path: Path, durable: bool = False) -> int:
     """Write a packet as a safetensors file that appears whole or not at all; returns its size in bytes."""
     return write_pieces(pieces(packet), path, durable)
@@ -293,7 +297,7 @@ def write(packet: Packet, path: Path, durable: bool = False) -> int:
 
 def write_pieces(parts: Iterator[bytes | memoryview], path: Path, durable: bool = False) -> int:
     """Write a file under a temporary name, then rename it; `durable` waits until it is on the disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")  # see _DRAFT
     size = 0
     try:
         with draft.open("wb", buffering=0) as file:
@@ -322,6 +326,13 @@ def _gathered(parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryvie
         if len(part) >= SMALL:
             yield part
     yield b"".join(small)
+
+
+def sweep_drafts(folder: Path) -> None:
+    """Delete what killed processes were writing, at any depth; only for a folder that nobody else is writing to."""
+    for path in folder.rglob(".*"):
+        if _DRAFT.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def _write_all(descriptor: int, part: bytes | memoryview) -> int:

@@ -74,7 +74,7 @@ class _Interrupt:
 def _ending(error: BaseException, stopped: bool) -> int:
     """Say why the command ends, and with which status."""
     if stopped:
-        _say("stopped. What was committed is saved; `consilium resume RUN` goes on.")
+        _say(" ".join(["stopped.", *getattr(error, "__notes__", [])]))  # the command's own, see `kept`
         return 130
     if isinstance(error, (UserError, WorkError)):
         _say(str(error))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +13,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+
+@contextmanager
+def kept(how: str) -> Iterator[None]:
+    """What to say if the work inside is stopped: nothing committed is lost, and how to go on."""
+    try:
+        yield
+    except BaseException as error:  # Ctrl-C may come as any exception, of a library too
+        error.add_note(f"What was committed is saved; {how} goes on.")
+        raise
 
 
 class Progress:
@@ -35,6 +47,16 @@ class Progress:
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)  # a path cut by a line break cannot be copied
+
+    def of(self, folder: Path) -> Callable[[Mapping[str, Any]], None]:
+        """Shows one run's events, and where the run is once it has begun."""
+
+        def show(event: Mapping[str, Any]) -> None:
+            self.show(event)
+            if event["event"] in ("start", "resume"):
+                self.say(f"  in {folder}")
+
+        return show
 
     def show(self, event: Mapping[str, Any]) -> None:
         """One event of a journal."""

@@ -33,13 +33,13 @@ def suite(
 
     Example: consilium suite studies/fedsm_table3_quick.toml
     """
-    from consilium.cli.progress import Progress
+    from consilium.cli.progress import Progress, kept
     from consilium.suites.running import outlook, run_suite
 
     if dry_run:
         _list(outlook(file, runs, only or ()), as_json)
         return
-    with Progress(quiet=as_json) as progress:
+    with kept("the same command"), Progress(quiet=as_json) as progress:
         result = run_suite(file, runs, workers, _Teller(progress), only or ())
     if as_json:
         typer.echo(json.dumps(result.to_json(), allow_nan=False))
@@ -58,7 +58,6 @@ class _Teller:
         self._progress = progress
 
     def say(self, text: str) -> None:
-
         self._progress.say(text)
 
     def show(self, event: Mapping[str, Any]) -> None:

@@ -40,23 +40,25 @@ def run(
     Example: consilium run studies/retina_fedsm.toml --set study.rounds=40
     """
     from consilium import simulation
-    from consilium.cli.progress import Progress
+    from consilium.cli.progress import Progress, kept
     from consilium.run_folder import RunFolder
     from consilium.study import load_study
 
     loaded = load_study(study, changes or [])
     if attendance is not None:
         loaded = simulation.with_attendance(loaded, attendance)
-    with Progress(quiet=as_json) as progress:
-        folder = RunFolder.create(loaded, runs, progress.show)
-        if folder.finished:
-            progress.say(f"this study is finished: {folder.path}")
-        elif folder.begun:
-            raise RunError(
-                f"this study was begun and not finished; go on with `consilium resume {folder.path}`, or delete it."
-            )
-        result = simulation.go_on(folder, workers)
-    _print(result, as_json)
+    path = RunFolder.path_of(loaded, runs)
+    with kept(f"`consilium resume {path}`"):
+        with Progress(quiet=as_json) as progress:
+            folder = RunFolder.create(loaded, runs, progress.of(path))
+            if folder.finished:
+                progress.say(f"this study is finished: {path}")
+            elif folder.begun:
+                raise RunError(
+                    f"this study was begun and not finished; go on with `consilium resume {path}`, or delete it."
+                )
+            result = simulation.go_on(folder, workers)
+        _print(result, as_json)
 
 
 def resume(
@@ -66,15 +68,16 @@ def resume(
 ) -> None:
     """Go on with a run after a crash; the result is bit for bit that of an uninterrupted one."""
     from consilium import simulation
-    from consilium.cli.progress import Progress
+    from consilium.cli.progress import Progress, kept
     from consilium.run_folder import RunFolder
 
-    with Progress(quiet=as_json) as progress:
-        folder = RunFolder.open(run, progress.show)
-        if folder.finished:
-            progress.say(f"this run is finished: {folder.path}")
-        result = simulation.go_on(folder, workers)
-    _print(result, as_json)
+    with kept(f"`consilium resume {run}`"):
+        with Progress(quiet=as_json) as progress:
+            folder = RunFolder.open(run, progress.of(run))
+            if folder.finished:
+                progress.say(f"this run is finished: {folder.path}")
+            result = simulation.go_on(folder, workers)
+        _print(result, as_json)
 
 
 def demo(
@@ -84,10 +87,10 @@ def demo(
     workers: Workers = None,
 ) -> None:
     """Train six synthetic hospitals: pooled, local, FedAvg and FedSM, with a table, a report and predictions."""
-    from consilium.cli.progress import Progress
+    from consilium.cli.progress import Progress, kept
     from consilium.demo import DEFAULT_ROUNDS, run_demo
 
-    with Progress() as progress:
+    with kept("the same command"), Progress() as progress:
         outcome = run_demo(to, rounds or DEFAULT_ROUNDS, seed, workers, progress)
     outcome.show()
 

@@ -24,13 +24,13 @@ from consilium.data.site_folder import (
     Case,
     Federation,
     SiteFolder,
-    nearest,
     read_federation,
     write_federation_toml,
     write_site,
 )
 from consilium.data.splits import VALID, set_aside
 from consilium.errors import DataError, StudyError
+from consilium.fields import nearest
 from consilium.randomness import numpy_generator
 
 SCHEMES = ("pathological", "practical", "dirichlet")

@@ -119,8 +119,11 @@ def test_an_interrupt_names_resume(federation: Path, tmp_path: Path) -> None:
     process = Running(tmp_path / "first", "run", study, "--workers", 0, "--runs", runs)
     wait_for(lambda: [e for e in events(runs) if e["event"] == "round"], "the first round")
     os.kill(process.pid, signal.SIGINT)
-    sentence = refused(process.end(), "resume", status=130)
-    assert sentence.startswith("consilium: stopped.")
+    done = process.end()
+    sentence = refused(done, "resume", status=130)
+    (folder,) = runs.iterdir()
+    assert sentence == f"consilium: stopped. What was committed is saved; `consilium resume {folder}` goes on."
+    assert done.err.splitlines()[1] == f"  in {folder}"
 
 
 # ------------------------------------------------------------------------------------ full disks
@@ -214,6 +217,7 @@ def test_control_c_on_a_terminal(federation: Path, tmp_path: Path) -> None:
     assert terminal.end() == 130
     assert time.monotonic() - asked < 10
     left = [line for line in lines_of(terminal.text) if line.strip()]
-    assert left[-1].startswith("consilium: stopped.") and "resume" in left[-1]
+    (folder,) = runs.iterdir()
+    assert left[-1].startswith("consilium: stopped.") and f"`consilium resume {folder}`" in left[-1]
     assert "Traceback" not in terminal.text
     assert "did not answer" not in terminal.text

@@ -51,8 +51,12 @@ def test_as_json(finished: Finished, grey: Path, tmp_path: Path) -> None:
     done = call("predict", finished("fedsm"), grey, "--to", tmp_path / "out", "--json")
     assert (done.status, done.err) == (0, "")
     (one,) = done.document["predictions"]
-    assert (one["image"], one["result"]) == (str(grey), str(tmp_path / "out/odd.png"))
-    assert one["chances"].keys() == {"ada", "bea", "cid"}
+    assert (one["image"], one["prediction"]) == (str(grey), str(tmp_path / "out/odd.png"))
+    with (tmp_path / "out/predictions.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert list(row) == list(one)
+    assert {f"chance:{site}" for site in ("ada", "bea", "cid")} <= one.keys()
+    assert {key: f"{value:.6f}" if isinstance(value, float) else value for key, value in one.items()} == row
 
 
 def test_a_hospitals_own_model(finished: Finished, grey: Path, tmp_path: Path) -> None:

@@ -47,10 +47,12 @@ def test_run_prints_its_folder_last(study: Path) -> None:
 
 
 def test_progress_without_a_terminal_is_plain_lines(study: Path) -> None:
-    lines = run(study).err.splitlines()
+    done = run(study)
+    lines = done.err.splitlines()
     assert lines[0] == "fedavg: training 2 rounds at 3 sites (ada 8, bea 12, cid 10)"
-    assert lines[1].startswith("  round 1/2  validation dice 0.") and "s left" in lines[1]
-    assert lines[2].startswith("  round 2/2  validation dice 0.")
+    assert lines[1] == f"  in {done.folder}"
+    assert lines[2].startswith("  round 1/2  validation dice 0.") and "s left" in lines[2]
+    assert lines[3].startswith("  round 2/2  validation dice 0.")
     assert "site mean" in lines[-1]
     assert not any("\x1b" in line for line in lines)
 

@@ -40,6 +40,19 @@ def test_a_stop_right_after_the_first_commit_can_be_resumed(federation: Path, tm
     assert simulation.resume(folder, workers=0).summary["headline"]["site_mean"] > 0
 
 
+def test_what_a_killed_process_was_writing_is_swept(federation: Path, tmp_path: Path) -> None:
+    folder = stopped(toy_study(federation), tmp_path / "runs")
+    places = ("store", "server", "sites/ada/memory")
+    drafts = [folder / place / f".{name}.4711" for place in places for name in ("0123abcd.safetensors", "00001.json")]
+    for draft in drafts:
+        draft.write_bytes(b"half a model")
+    kept = folder / "store/.gitkeep"
+    kept.touch()
+    simulation.resume(folder, workers=0)
+    assert not [path for path in drafts if path.exists()]
+    assert kept.exists()
+
+
 def test_changed_cases_are_refused(own: Path, tmp_path: Path) -> None:
     folder = stopped(toy_study(own), tmp_path / "runs")
     table = own / "ada/cases.csv"

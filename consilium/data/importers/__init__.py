@@ -14,13 +14,13 @@ from consilium.data.site_folder import (
     SITE_NAME,
     Case,
     Federation,
-    nearest,
     read_federation,
     write_federation_toml,
     write_site,
 )
 from consilium.data.splits import VALID, set_aside
 from consilium.errors import StudyError
+from consilium.fields import nearest
 
 IMPORTERS: dict[str, Callable[[Sequence[Path]], Published]] = {
     "mnist": mnist.read,
