@@ -128,14 +128,16 @@ def with_label_mean(rows: Iterable[Row]) -> list[Row]:
     return rows + [replace(found[0], label=MEAN, value=_mean(row.value for row in found)) for found in without]
 
 
-def by_case(rows: Iterable[Row], model: str, metric: str, label: str, split: str, of: str | None = None) -> ByCase:
-    """Finite values by inside site and case: of each site's own model, or of the one that belongs to `of`.
+def by_case(
+    rows: Iterable[Row], model: str, metric: str, label: str, split: str, of: str | None = None, outside: bool = False
+) -> ByCase:
+    """Finite values by inside (or `outside`) site and case: of each site's own model, or of the one that is `of`'s.
 
     Of a case that was scored twice (after a resume, or merged and then trained) the last value counts.
     """
     found: ByCase = defaultdict(dict)
     for row in rows:
-        if row.outside or (row.model, row.metric, row.label, row.split) != (model, metric, label, split):
+        if row.outside != outside or (row.model, row.metric, row.label, row.split) != (model, metric, label, split):
             continue
         if row.of == of if of is not None else _own(row):
             found[row.site][row.case] = row.value

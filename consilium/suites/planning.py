@@ -20,6 +20,8 @@ from consilium.suites.drawing import federation
 from consilium.suites.reading import MethodPart, Suite
 from consilium.suites.settings import Lists, Settings
 
+LEAVE_OUT = "study.leave_out"  # in [grid]: sites are left out in turn, and the table is about them
+
 
 @dataclass(frozen=True)
 class Row:
@@ -118,12 +120,15 @@ def study_of(suite: Suite, planned: Planned) -> Study:
     tables = {section: dict(table) for section, table in suite.base.items()}
     method, row = planned.row.method, planned.row
     own = tables.get("method", {})  # [method] of the base counts for the method it names
-    named = ALIASES.get(str(own.get("name")), own.get("name"))
-    tables["method"] = {**(own if named == method else {}), "name": method}
-    for settings in (_part(suite, method).fixed, row.settings, planned.chosen):
-        for key, value in settings.items():
-            section, _, name = key.partition(".")
-            tables.setdefault(section, {})[name] = value
+    about = ALIASES.get(str(own.get("name")), own.get("name"))
+    tables["method"] = {**(own if about == method else {}), "name": method}
+    settings = {**_part(suite, method).fixed, **row.settings, **planned.chosen}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    if LEAVE_OUT in settings:  # the base names all sites, in the table's order
+        named = tables["study"].get("sites", ())
+        tables["study"]["sites"] = [site for site in named if site not in settings[LEAVE_OUT]]
     title = str(tables.get("study", {}).get("name", ""))
     name = f"{title}-{method.replace(':', '-')}" if title else ""
     tables["study"] = {**tables.get("study", {}), "name": name, "seed": planned.seed}

@@ -74,8 +74,11 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | str, ...]]  # text where the paper has no number
     label: str = MEAN  # of which of our tables it stands beside
+    about: str = "scores"  # or "selection": whom the selector asks at sites left out
 
     def __post_init__(self) -> None:
+        if self.about not in ("scores", "selection"):
+            raise StudyError(f"[paper] about = {self.about!r}: it must be one of scores, selection.")
         for name, values in self.rows.items():
             if len(values) != len(self.columns):
                 raise StudyError(
