@@ -261,6 +261,7 @@ class _Run:
         events = {(e["event"], e.get("round"), e.get("site")): e for e in self.folder.events()}.values()
         train = [event for event in events if event["event"] == "train"]
         rounds = {key: mark.round for key, mark in best.valid.items()}
+        apart = bool(rounds) and self.method.headline not in rounds  # models of several rounds, chosen one by one
         return run_summary(
             method=self.study.method_name,
             seed=self.study.plan.seed,
@@ -276,6 +277,7 @@ class _Run:
             bytes_down=sum(event["bytes_down"] for event in train),
             peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
             best_rounds=rounds,
+            joint=[row for row in rows if row.phase not in ("best", "last")] if apart else (),
         )
 
 

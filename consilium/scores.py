@@ -300,8 +300,13 @@ def run_summary(
     bytes_down: int,
     peak_memory_mb: float,
     best_rounds: Mapping[str, int] | None = None,
+    joint: Sequence[Row] = (),
 ) -> dict[str, Any]:
-    """What summary.json holds: test scores of the best and of the last round; `best_rounds` is each model's own."""
+    """What summary.json holds: test scores of the best and of the last round.
+
+    `best_rounds` is each model's own; `joint` the rows of training's rounds, of which the best for all models together
+    is then said beside.
+    """
     best_rows = with_label_mean(best_rows)
     scores, valid = summarise(best_rows, "test"), summarise(best_rows, "valid")
     best: dict[str, Any] = {
@@ -311,18 +316,38 @@ def run_summary(
     }
     if best_rounds is not None:
         best["rounds"] = {name: int(round_) for name, round_ in best_rounds.items()}
+    together = joint_best(joint, headline_model, headline_metric)
     return {
         "method": method,
         "seed": int(seed),
         "rounds": int(rounds),
         "headline": _headline(scores, headline_model, headline_metric),
         "best": best,
+        **({"joint": together} if together else {}),
         "last": {"round": int(last_round), "scores": summarise(with_label_mean(last_rows), "test")},
         "seconds": float(seconds),
         "bytes_up": int(bytes_up),
         "bytes_down": int(bytes_down),
         "peak_memory_mb": float(peak_memory_mb),
     }
+
+
+def joint_best(rows: Sequence[Row], model: str, metric: str) -> dict[str, Any] | None:
+    """The round whose models did best together on validation, and their test scores in that round; of equals the first.
+
+    None if no round has validation scores.
+    """
+    rounds: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if (row.model, row.metric) == (model, metric):
+            rounds[row.round].append(row)
+    found: dict[str, Any] | None = None
+    for round_ in sorted(rounds):
+        labelled = with_label_mean(rounds[round_])
+        valid = _headline(summarise(labelled, "valid"), model, metric)
+        if "site_mean" in valid and (found is None or valid["site_mean"] > found["valid"]["site_mean"]):
+            found = {"round": round_, "valid": valid, "test": _headline(summarise(labelled, "test"), model, metric)}
+    return found
 
 
 def _headline(scores: Summary, model: str, metric: str) -> dict[str, Any]:

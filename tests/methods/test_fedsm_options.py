@@ -124,3 +124,20 @@ def test_the_other_trainings_run_end_to_end(training: str, federation: Path, tmp
     refused = [e for e in RunFolder.open(result.folder).events() if e["event"] in ("lost", "refused")]
     assert refused == []
     assert "site_mean" in result.summary["headline"]
+
+
+def test_each_models_best_round_and_the_joint_one_can_both_be_had(federation: Path, tmp_path: Path) -> None:
+    """The same training kept two ways: what "each" reports as jointly best is what "joint" keeps."""
+    fields: dict[str, Any] = {"study__rounds": 4, "study__score_every": 1, "method__confidence": 0.0}
+    each, joint = (
+        simulation.run(toy_study(federation, "fedsm", method__best=best, **fields), tmp_path, workers=0)
+        for best in ("each", "joint")
+    )
+    together = each.summary["joint"]
+    assert together["round"] == joint.summary["best"]["round"]
+    assert together["test"] == joint.summary["headline"]
+    assert together["valid"] == joint.summary["best"]["valid"]
+    assert "joint" not in joint.summary
+    assert set(each.summary["best"]["rounds"]) == {
+        "global:pooled", "super:routed", *(f"personal/{site}" for site in ("ada", "bea", "cid")),
+    }  # fmt: skip
