@@ -149,6 +149,11 @@ class _Run:
             assert reply.packet is not None
             cost = {"bytes_down": packets[name].nbytes(), "bytes_up": reply.packet.nbytes()}
             work = {"loss": getattr(uplink, "loss", None), "steps": getattr(uplink, "steps", None)}
+            work |= {
+                name: value
+                for name, value in vars(uplink).items()
+                if name.endswith("_loss") and isinstance(value, float)
+            }
             self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost)
         if len(replies) < max(1, self.study.plan.min_sites):
             raise WorkError(
@@ -207,6 +212,8 @@ class _Run:
         """Scores count once their event is in the journal."""
         self.folder.add_scores(rows)
         model, metric = self.method.headline, self.task.headline
+        if rows and not any(row.model == model for row in rows):  # a phase before the method's own model is there
+            model = rows[0].model
         facts: dict[str, Any] = {}
         for split in ("valid", "test"):
             entry = summarise(with_label_mean(rows), split).get(model, {}).get(metric, {}).get("mean", {})

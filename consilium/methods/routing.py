@@ -15,6 +15,8 @@ from consilium.weights import SiteName, Weights
 GLOBAL = "(global)"  # the selector's class of the global model; no site can be called that
 GRID = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # of γ; 0: never global, 1: always
 
+ROUTES = ("volume", "slice")  # of a volume trained as slices: one model for all, or each slice its own
+
 
 class SuperModel(Predictor):
     """A global model, a personal model per site, and the selector between them."""
@@ -32,7 +34,7 @@ class SuperModel(Predictor):
         with_global: bool = False,
         route: str = "volume",
     ) -> None:
-        self.route = route  # "volume": the slices of a volume go to one model; "slice": each to its own
+        self.route = route
         self.task, self.selector, self.confidence, self.home = task, selector, confidence, home
         self.classes = [*([GLOBAL] if with_global else []), *personal]  # FedSM-extra's selector knows the global model
         self.fallback = OneModel(task, global_, "global")
@@ -93,8 +95,9 @@ class EnsembleModel(Predictor):
         personal: Mapping[SiteName, Weights],
         selector: Weights,
         home: SiteName,
+        route: str = "volume",
     ) -> None:
-        self.parts = SuperModel(task, global_, personal, selector, 0.0, home, with_global=True)
+        self.parts = SuperModel(task, global_, personal, selector, 0.0, home, with_global=True, route=route)
 
     def answer(self, images: Tensor, volume: bool = False) -> Answer:
         parts = self.parts

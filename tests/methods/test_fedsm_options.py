@@ -56,6 +56,19 @@ def test_the_personal_model_is_the_other_methods_own() -> None:
     assert value(uplink.personal) == value(kept.personal)
 
 
+def test_the_loss_of_the_model_and_of_the_selector_are_both_told(federation: Path, tmp_path: Path) -> None:
+    """In the first round the selector meets the same batches whoever makes the personal models."""
+    told = {}
+    for personal in ("softpull", "apfl"):
+        study = toy_study(federation, "fedsm", method__personal=personal, study__rounds=1, method__confidence=0.5)
+        events = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder).events()
+        told[personal] = [event for event in events if event["event"] == "train"]
+        assert all(0 < event["loss"] < 1 and event["steps"] >= 4 for event in told[personal])  # a Dice loss
+    softpull, apfl = ([event["selector_loss"] for event in events] for events in told.values())
+    assert softpull == apfl and min(softpull) > 0
+    assert all(event["loss"] != event["selector_loss"] for events in told.values() for event in events)
+
+
 def test_fields_of_the_other_method_are_checked() -> None:
     with pytest.raises(StudyError, match=r"personal_fields\.alpha"):
         FedSM(personal="apfl", personal_fields={"alpha": 0.1})
@@ -102,7 +115,7 @@ def test_moments_takes_one_step_on_the_summed_gradient_and_averages_moments() ->
     state = method.start(site(batch([1.0], [0.0])).task, site(batch([1.0], [0.0]), roster=("ada", "bea")).roster)
     halves = {
         name: FedSM.Uplink(
-            line(1.0), line(1.0), uplink.selector * s, scaled(uplink.selector_state, s), None, (), 0, 0.0, 1
+            line(1.0), line(1.0), uplink.selector * s, scaled(uplink.selector_state, s), None, (), 0, 0.0, 0.0, 1
         )
         for name, s in (("ada", 1.0), ("bea", 3.0))
     }
