@@ -61,6 +61,8 @@ def said(settings: Settings) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "+".join(_value(part) for part in value) or "none"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {_value(part)}" for name, part in value.items()) or "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -74,7 +76,11 @@ def rows(suite: Suite) -> list[Row]:
 
 def candidates(suite: Suite, row: Row) -> list[Settings]:
     """What is tried for a row; a single candidate needs no trial."""
-    return _combinations(suite, row.method, {**suite.choose, **_part(suite, row.method).choose})
+    besides = [where.choose for where in suite.where if where.rows.items() <= dict(row.settings).items()]
+    lists = dict(suite.choose)
+    for more in (_part(suite, row.method).choose, *besides):
+        lists |= more
+    return _combinations(suite, row.method, lists)
 
 
 def trials(suite: Suite, row: Row) -> list[Planned]:
