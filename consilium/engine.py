@@ -75,6 +75,14 @@ class _Run:
             raise StudyError(
                 "[data] pooled = true leaves one site, and this method needs several; use method 'pooled'."
             )
+        if study.local.batchnorm != "average" and (study.plan.leave_out or study.pooled):
+            who = "pooled training is scored at sites that did not train" if study.pooled else (
+                f"[study] leave_out = {list(study.plan.leave_out)} is scored without having trained"
+            )  # fmt: skip
+            raise StudyError(
+                f"[local] batchnorm = '{study.local.batchnorm}' keeps normalisation at the sites that train, but {who} "
+                "and would get a normalisation nobody trained; use batchnorm = 'average'."
+            )
         for key in ("min_sites", "sites_per_round"):
             if getattr(study.plan, key) > len(self.roster):
                 raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(self.roster)} sites.")

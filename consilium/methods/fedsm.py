@@ -18,7 +18,14 @@ from consilium.methods.finetuned import ADAPT, finetuned
 from consilium.methods.per_fedavg import PerFedAvg, meta_adapted, meta_round
 from consilium.methods.pfedme import PFedMe, moreau_round
 from consilium.methods.routing import GRID, ROUTES, SuperModel, calibration, chosen_confidence
-from consilium.methods.selector import TRAININGS, blank_state, check_fields, merged_selector, selector_reply
+from consilium.methods.selector import (
+    TRAININGS,
+    blank_state,
+    check_fields,
+    check_sites,
+    merged_selector,
+    selector_reply,
+)
 from consilium.site import Batch, Local, Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
 
@@ -138,8 +145,7 @@ class FedSM(Method):
             ) from error
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
-        if len(roster) < 2:
-            raise StudyError("FedSM needs at least two sites; with one, use 'local'.")
+        check_sites(roster, local, "FedSM")
         if self.personal == "softpull" and self.pull < 1 / len(roster):
             return [
                 f"pull = {self.pull} is below 1/K = {1 / len(roster):.3f}: the other sites then weigh more in a "

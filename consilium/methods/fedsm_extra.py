@@ -14,7 +14,14 @@ from consilium.learning.fit import Fit, Job, OptimizerState, fit
 from consilium.method import Best, Method, Phase, message
 from consilium.methods.fedsm import pulled
 from consilium.methods.routing import GLOBAL, ROUTES, EnsembleModel, SuperModel
-from consilium.methods.selector import TRAININGS, blank_state, check_fields, merged_selector, selector_reply
+from consilium.methods.selector import (
+    TRAININGS,
+    blank_state,
+    check_fields,
+    check_sites,
+    merged_selector,
+    selector_reply,
+)
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.weights import SiteName, Weights, mean
 
@@ -104,8 +111,7 @@ class LateSelector(Method):
         raise NotImplementedError
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
-        if len(roster) < 2:
-            raise StudyError("a super model needs at least two sites; with one, use 'local'.")
+        check_sites(roster, local, "a super model")
         return []
 
     def phases(self, rounds: int) -> list[Phase]:

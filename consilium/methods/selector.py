@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from consilium.errors import StudyError
 from consilium.learning.fit import Fit, OptimizerState
 from consilium.learning.server_step import adam_step
+from consilium.site import Local, Roster
 from consilium.weights import SiteName, Weights, mean
 
 TRAININGS = ("synchronised", "moments", "paper")
@@ -23,6 +24,17 @@ def check_fields(**fields: tuple[str, tuple[str, ...]]) -> None:
     for name, (value, allowed) in fields.items():
         if value not in allowed:
             raise StudyError(f"[method] {name} = {value!r}: it must be one of {', '.join(allowed)}.")
+
+
+def check_sites(roster: Roster, local: Local, name: str) -> None:
+    """Refuse a study in which a super model cannot work."""
+    if len(roster) < 2:
+        raise StudyError(f"{name} needs at least two sites; with one, use 'local'.")
+    if local.batchnorm != "average":
+        raise StudyError(
+            f"[local] batchnorm = '{local.batchnorm}' keeps normalisation at its site, but {name} lets every site use "
+            "the other sites' models, which would come with a normalisation nobody trained; use batchnorm = 'average'."
+        )
 
 
 def selector_reply(training: str, done: Fit, got: Weights, state: OptimizerState | None, lr: float) -> Sent:
