@@ -17,7 +17,7 @@ from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM, pulled, selector_job
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
-from consilium.site import Batch, Round, SiteCard
+from consilium.site import Batch, Local, Round, SiteCard
 from consilium.weights import Weights, mean
 from consilium.worker import open_worker
 from tests.learning.small import FIRST, batch, line, site, value
@@ -216,9 +216,9 @@ def test_one_site_is_refused() -> None:
 
 
 def test_a_pull_below_one_over_k_is_warned_of() -> None:
-    (warning,) = FedSM(pull=0.3).check(None, ROSTER, None)  # type: ignore[arg-type]
+    (warning,) = FedSM(pull=0.3).check(None, ROSTER, Local())  # type: ignore[arg-type]
     assert "pull = 0.3 is below 1/K = 0.333" in warning
-    assert FedSM(pull=1 / 3).check(None, ROSTER, None) == []  # type: ignore[arg-type]
+    assert FedSM(pull=1 / 3).check(None, ROSTER, Local()) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pull", [0.0, -0.1, 1.01, float("nan")])
