@@ -11,8 +11,9 @@ import torch
 
 from consilium.envelope import Envelope, Reply, RollCall, card_to_json
 from consilium.errors import StudyError, UserError, WorkError
+from consilium.fields import nearest
 from consilium.machine import peak_memory_mb
-from consilium.method import Best, Method, Phase, Valid, timeline
+from consilium.method import Best, Method, Phase, Valid, away_as, timeline
 from consilium.randomness import numpy_generator
 from consilium.refusal import fault_of
 from consilium.run_folder import RunFolder, disk_errors
@@ -65,6 +66,7 @@ class _Run:
         self.method: Method = study.method
         self.task: Task = study.task
         self.line = timeline(self.method, study.plan.rounds)
+        self.rounds = sum(phase.counts for phase, _ in self.line)  # the paper's
         sweep_drafts(folder.path)  # the run is locked, and its sites have not been asked yet
         folder.mend_journal()
         folder.mend_scores()
@@ -87,6 +89,11 @@ class _Run:
         for key in ("min_sites", "sites_per_round"):
             if getattr(study.plan, key) > len(self.roster):
                 raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(self.roster)} sites.")
+        phases = list(dict.fromkeys(phase.name for phase, _ in self.line))
+        for site, told in study.plan.away.items():
+            for name in (str(round).partition(":")[0] for round in told if not isinstance(round, int)):
+                if name not in phases:
+                    raise StudyError(f"[study] away.{site}: there is no phase '{name}'; {nearest(name, phases)}")
         for phase, round in self.line:
             self._check_attendance(phase, round)
         for warning in self.method.check(self.task, self.roster, study.local):
@@ -95,12 +102,12 @@ class _Run:
     def _check_attendance(self, phase: Phase, round: Round) -> None:
         """Refuse a round that can never have enough answers: no waiting would help."""
         plan = self.study.plan
-        present = self._present(round)
+        present = self._present(phase, round)
         limit = plan.sites_per_round if phase.counts and plan.sites_per_round else len(present)
         asked = min(limit, len(present))
         if asked >= plan.min_sites:
             return
-        where = f"round {round.index + 1}" if phase.counts else f"the phase '{phase.name}'"
+        where = _called(phase, round)
         if not present:
             raise StudyError(f"[study] away: every site is away in {where}; leave one there.")
         cause = "sites_per_round" if limit < len(present) else "away"
@@ -127,7 +134,8 @@ class _Run:
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
             server = self.folder.commit(phase, round, server, merged)
-            self.folder.note("round", round=round.index + 1, phase=phase.name, seconds=_seconds(start))
+            place = {"step": round.step + 1, "steps": round.total}
+            self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=_seconds(start))
             best = self._score_if_due(phase, round, server, merged, best)
         return self._finish(server, merged, best)
 
@@ -143,8 +151,9 @@ class _Run:
         self.folder.note(
             "resume" if done else "start",
             method=self.study.method_name,
-            round=done,
-            rounds=sum(phase.counts for phase, _ in self.line),
+            round=sum(phase.counts for phase, _ in self.line[:done]),
+            rounds=self.rounds,
+            aside=sorted({phase.name for phase, _ in self.line if not phase.counts}),
             sites={name: card.n for name, card in self.roster.items()},
         )
 
@@ -167,7 +176,7 @@ class _Run:
         replies: dict[SiteName, Any] = {}
         lost = ""
         for name, (reply, uplink, lost_here) in sorted(came.items()):
-            facts = {"round": round.index + 1, "phase": phase.name, "site": name}
+            facts = {"round": round.number, "phase": phase.name, "site": name}
             self.memory_mb[name] = reply.memory_mb
             if uplink is None:
                 lost = lost_here
@@ -185,26 +194,27 @@ class _Run:
             self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost)
         if len(replies) < max(1, self.study.plan.min_sites):
             raise WorkError(
-                f"round {round.index + 1}: {len(replies)} of {len(packets)} sites answered, but min_sites is "
-                f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything up to round "
-                f"{round.index} is saved; when the sites are back, `consilium resume {self.folder.path}`."
+                f"{_called(phase, round)}: {len(replies)} of {len(packets)} sites answered, but min_sites is "
+                f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "
+                f"saved; when the sites are back, `consilium resume {self.folder.path}`."
             )
         return replies
 
     def _asked(self, phase: Phase, round: Round) -> list[SiteName]:
         """The sites of this round: all but those away, or a seeded draw of them."""
         plan = self.study.plan
-        here = self._present(round)
+        here = self._present(phase, round)
         if phase.counts and 0 < plan.sites_per_round < len(here):  # everyone adapts and calibrates
             draw = numpy_generator(plan.seed, "sites per round", round.index)
             here = sorted(str(name) for name in draw.choice(here, plan.sites_per_round, replace=False))
         for name in self.roster:
             if name not in here:
-                self.folder.note("away", round=round.index + 1, phase=round.phase, site=name)
+                self.folder.note("away", round=round.number, phase=round.phase, site=name)
         return here
 
-    def _present(self, round: Round) -> list[SiteName]:
-        return [name for name in self.roster if round.index + 1 not in self.study.plan.away.get(name, ())]
+    def _present(self, phase: Phase, round: Round) -> list[SiteName]:
+        names = {phase.name, away_as(phase, round, self.rounds)}
+        return [site for site in self.roster if not names & set(self.study.plan.away.get(site, ()))]
 
     def _accepted(self, name: SiteName, reply: Reply, head: Envelope) -> tuple[Any | None, str]:
         if reply.packet is None:
@@ -223,14 +233,14 @@ class _Run:
         self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int], best: Best | None
     ) -> Best | None:
         due = phase.counts and ((round.step + 1) % self.study.plan.score_every == 0 or round.step + 1 == phase.rounds)
-        if not due or (round.index + 1, phase.name) in self.folder.scored():
+        if not due or (round.number, phase.name) in self.folder.scored():
             return best
         rows, missing = self._score(server, merged, round, full=False)
         if not missing or (best is None and (phase, round) == self._last_counting):
             # means over other sites do not compare, so a round that not all have scored cannot be the best
             now = Best(server, self._valid(rows, round), dict(merged))
             best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
-        self._seal(rows, round.index + 1, phase.name)
+        self._seal(rows, round.number, phase.name)
         return best
 
     @property
@@ -248,7 +258,7 @@ class _Run:
         answers = self.wire.score(releases, head)
         missing = [name for name in releases if name not in answers]
         for name in missing:
-            self.folder.note("unscored", round=round.index + 1, phase=round.phase, site=name)
+            self.folder.note("unscored", round=round.number, phase=round.phase, site=name)
         rows = [row for name in sorted(answers) for row in answers[name]]
         return rows, [name for name in missing if not self.roll.audience[name]]
 
@@ -274,21 +284,21 @@ class _Run:
             found.update({f"{model}{key}": value for key, value in values.items() if value is not None})
             owned = any(row.of for row in rows if row.model == model)
             found.update({f"{model}/{site}": value for site, value in entry.get("sites", {}).items() if owned})
-        return {key: Valid(value, round.index + 1) for key, value in found.items()}
+        return {key: Valid(value, round.number) for key, value in found.items()}
 
     # ------------------------------------------------------------------------------------ the end
 
     def _finish(self, server: Any, merged: Mapping[SiteName, int], best: Best | None) -> Mapping[str, Any]:
         assert best is not None
-        final = self.line[-1][1]
-        last_round = max(round.index + 1 for phase, round in self.line if phase.counts)
-        if any(phase.from_best for phase, _ in self.line[last_round:]):  # adaptation and calibration refine the best
+        final, last_round = self.line[-1][1], self.rounds
+        end = self._last_counting[1].index
+        if any(phase.from_best for phase, _ in self.line[end + 1 :]):  # adaptation and calibration refine the best
             best = self.folder.keep(replace(best, server=server, merged=dict(merged)))
         best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
         last = self.folder.last(self.method)
         for name, state, number in (("best", best, best_round), ("last", last, last_round)):
             if (number, name) not in self.folder.scored():
-                self._seal(self._final_rows(name, state, replace(final, index=number - 1)), number, name)
+                self._seal(self._final_rows(name, state, replace(final, index=number - 1, before=0)), number, name)
         self.wire.deliver(
             {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()},
             Envelope(self.folder.path.name, self.study.method_name, final, best.merged),
@@ -302,7 +312,7 @@ class _Run:
         """All scores of the best or the last state; one that is both is scored once."""
         if name == "last" and self.folder.best_is_last():
             rows = [row for row in self.folder.rows() if row.phase == "best"]
-            return [replace(row, phase=name, round=round.index + 1) for row in rows]
+            return [replace(row, phase=name, round=round.number) for row in rows]
         return self._score(state.server, state.merged, replace(round, phase=name), full=True)[0]
 
     def _recipients(self) -> dict[SiteName, SiteCard | None]:
@@ -310,7 +320,8 @@ class _Run:
 
     def _summary(self, best: Best, best_round: int, last_round: int) -> Mapping[str, Any]:
         rows = self.folder.rows()
-        events = {(e["event"], e.get("round"), e.get("site")): e for e in self.folder.events()}.values()
+        keys = ("event", "phase", "round", "site")
+        events = {tuple(event.get(key) for key in keys): event for event in self.folder.events()}.values()
         train = [event for event in events if event["event"] == "train"]
         rounds = {key: mark.round for key, mark in best.valid.items()}
         apart = bool(rounds) and self.method.headline not in rounds  # models of several rounds, chosen one by one
@@ -332,6 +343,13 @@ class _Run:
             all_rows=rows,
             joint=[row for row in rows if row.phase not in ("best", "last")] if apart else (),
         )
+
+
+def _called(phase: Phase, round: Round) -> str:
+    """A round in a sentence."""
+    if phase.counts:
+        return f"round {round.number}"
+    return f"the phase '{phase.name}'" + (f", step {round.step + 1}" if round.total > 1 else "")
 
 
 def _flattened(orders: Mapping[SiteName, Any]) -> dict[SiteName, Packet]:

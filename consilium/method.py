@@ -31,7 +31,7 @@ from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, T
 from consilium.tree import message
 from consilium.weights import SiteName, Weights
 
-__all__ = ["Best", "GlobalModel", "Method", "PersonalModel", "Phase", "Valid", "message", "timeline"]
+__all__ = ["Best", "GlobalModel", "Method", "PersonalModel", "Phase", "Valid", "away_as", "message", "timeline"]
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,15 @@ class PersonalModel(Method):
 def timeline(method: Method, rounds: int) -> list[tuple[Phase, Round]]:
     """Every round of a run, with its phase."""
     line: list[tuple[Phase, Round]] = []
+    aside = 0  # rounds so far that are not the paper's; the latest stretch of them counts on from the paper's
     for phase in method.phases(rounds):
+        if phase.counts:
+            aside = sum(not other.counts for other, _ in line)
         for step in range(phase.rounds):
-            line.append((phase, Round(len(line), phase.name, step, phase.rounds)))
+            line.append((phase, Round(len(line), phase.name, step, phase.rounds, aside)))
     return line
+
+
+def away_as(phase: Phase, round: Round, rounds: int) -> int | str:
+    """How `[study] away` names a round: by its number, or as "teacher:1" where that is the number of another round."""
+    return round.number if phase.counts or round.number > rounds else f"{phase.name}:{round.number}"

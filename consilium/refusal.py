@@ -21,7 +21,7 @@ def stamped(packet: Packet, head: Envelope, site: SiteName) -> Packet:
 
 
 def _stamp(head: Envelope, site: SiteName) -> list[Any]:
-    return [head.run, head.method, head.round.index, site]
+    return [head.run, head.method, f"{head.round.phase} round {head.round.number}", site]
 
 
 def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: SiteName) -> str:
@@ -81,4 +81,4 @@ def _said(stamp: Any) -> str:
     if not (isinstance(stamp, list) and len(stamp) == 4):
         return "an unknown round"
     run, method, round, site = stamp
-    return f"run {run}, method {method}, round {round + 1}, site {site}"
+    return f"run {run}, method {method}, {round}, site {site}"

@@ -10,6 +10,7 @@ from typing import Any
 from consilium import engine
 from consilium.errors import RunError
 from consilium.machine import default_workers, pick_device
+from consilium.method import away_as, timeline
 from consilium.run_folder import Event, RunFolder
 from consilium.study import Study, with_plan
 from consilium.wires.in_process import InProcess
@@ -65,15 +66,18 @@ def go_on(folder: RunFolder, workers: int | None = None, pool: Pool | None = Non
 def with_attendance(study: Study, other: Path) -> Study:
     """The study with its sites away exactly where the sites of another run were not merged."""
     folder = RunFolder.open(other)
-    merged: dict[int, set[str]] = {}
+    line = timeline(folder.study.method, folder.study.plan.rounds)
+    paper = sum(phase.counts for phase, _ in line)
+    names = {(phase.name, round.number): away_as(phase, round, paper) for phase, round in line}
+    merged: dict[int | str, set[str]] = {}
     members: set[str] = set()
     for event in folder.events():
         if event["event"] in ("start", "resume"):
             members |= set(event["sites"])
         if event["event"] in ("train", "lost", "refused", "away"):
-            here = merged.setdefault(event["round"], set())
+            here = merged.setdefault(names[event["phase"], event["round"]], set())
             (here.add if event["event"] == "train" else here.discard)(event["site"])
     if not merged:
         raise RunError(f"{other} has no finished round, so there is no attendance to repeat.")
-    away = {name: tuple(r for r in sorted(merged) if name not in merged[r]) for name in sorted(members)}
+    away = {name: tuple(r for r in merged if name not in merged[r]) for name in sorted(members)}
     return with_plan(study, away={name: rounds for name, rounds in away.items() if rounds}, sites_per_round=0)

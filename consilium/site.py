@@ -38,6 +38,12 @@ class Round:
     phase: str
     step: int  # counted within the phase, from 0
     total: int  # rounds of this phase
+    before: int = 0  # rounds before it that are not the paper's, and so are not counted in `number`
+
+    @property
+    def number(self) -> int:
+        """As users count: the paper's rounds are 1, 2, …; a phase that is not the paper's counts on from there."""
+        return self.index + 1 - self.before
 
 
 @dataclass(frozen=True)

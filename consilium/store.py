@@ -113,8 +113,8 @@ class MemoryShelf:
         path = self._path(round)
         if not path.exists():
             raise RunError(
-                f"site '{self.site}' has forgotten round {round + 1}, which the server merged from it: {path} is "
-                "missing. Restore the site's memory folder, or start the study again."
+                f"site '{self.site}' has forgotten a round that the server merged from it: {path} is missing. "
+                "Restore the site's memory folder, or start the study again."
             )
         return self._store.get(read_json(path), kind)
 

@@ -37,7 +37,8 @@ class Plan:
     score_every: int = 5
     sites: tuple[str, ...] = ()  # empty: all
     leave_out: tuple[str, ...] = ()  # guests: they do not train and are scored as outside hospitals
-    away: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # {hk = [3, 4]}: rounds a site does not answer
+    # {hk = [3, 4]}: rounds a site does not answer; or by name, phases that are not the paper's rounds: "adapt"
+    away: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     sites_per_round: int = 0  # 0: all, else a seeded draw
     min_sites: int = 1
     deadline: float = 3600.0  # seconds per round, in a real federation
@@ -54,7 +55,7 @@ class Plan:
         if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise StudyError(f"[study] name = {self.name!r}: use letters, digits, dots, dashes and underscores.")
         for site, rounds in self.away.items():
-            if any(round < 1 for round in rounds):
+            if any(isinstance(round, int) and round < 1 for round in rounds):
                 raise StudyError(f"[study] away.{site} = {list(rounds)}: rounds count from 1.")
         if len(set(self.sites)) < len(self.sites):
             raise StudyError(f"[study] sites = {list(self.sites)}: a site is named twice.")

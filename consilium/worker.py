@@ -93,7 +93,7 @@ class Worker:
 
         def row(case: str, label: str, metric: str, value: float) -> Row:
             return Row(
-                head.round.index + 1, head.round.phase, predictor.model, predictor.of, predictor.when,
+                head.round.number, head.round.phase, predictor.model, predictor.of, predictor.when,
                 name, self.outside, split, self.alias(case) if case else "", label, metric, float(value),
             )  # fmt: skip
 

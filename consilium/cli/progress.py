@@ -81,7 +81,8 @@ class _Board:
             facts.clear()
             facts.update(
                 method=event["method"], rounds=event["rounds"], done=event["round"], first=event["round"],
-                sites=event["sites"], began=time.monotonic(), answered={}, losses={}, score=None,
+                aside=event["aside"], now="", sites=event["sites"], began=time.monotonic(), answered={}, losses={},
+                score=None,
             )  # fmt: skip
             verb = "training" if what == "start" else f"going on after round {event['round']} of"
             cases = ", ".join(f"{name} {n}" for name, n in event["sites"].items())
@@ -91,20 +92,26 @@ class _Board:
             return f"note: {event['text']}"
         if what in ("lost", "refused"):
             verb = "did not answer" if what == "lost" else "was left out"
-            return f"round {event['round']}: {event['site']} {verb}: {event['why']}"
-        if what == "train":
-            facts["answered"][event["site"]] = event["seconds"]
-            if event["loss"] is not None:
-                facts["losses"][event["site"]] = event["loss"]
+            where = event["phase"] if event["phase"] in facts["aside"] else f"round {event['round']}"
+            return f"{where}: {event['site']} {verb}: {event['why']}"
+        if what == "train" and event["loss"] is not None:
+            facts["losses"][event["site"]] = event["loss"]
         if what == "round":
-            if event["round"] > facts["rounds"]:
-                return f"  {event['phase']}: done"
-            facts["done"] = event["round"]
+            if event["phase"] in facts["aside"]:
+                return self._aside(event)
+            facts["done"], facts["now"] = event["round"], ""
         if what == "score":
             return self._score(event)
         if what == "finish":
             return f"{facts['method']}: finished, {event['seconds']:.0f} s of training"
         return ""
+
+    def _aside(self, event: Mapping[str, Any]) -> str:
+        """A step of a phase that is not the paper's: it is shown by itself, and tells nothing of the time left."""
+        facts = self.facts
+        facts["began"] += event["seconds"]
+        facts["now"] = f"{event['phase']} {event['step']}/{event['steps']}"
+        return f"  {event['phase']}: done" if event["step"] == event["steps"] else ""
 
     def _score(self, event: Mapping[str, Any]) -> str:
         valid, test = event["valid"]["site_mean"], event["test"]["site_mean"]
@@ -141,7 +148,7 @@ class _Board:
         width = 30
         full = round(width * facts["done"] / max(1, facts["rounds"]))
         bar = Text("━" * full, style="green") + Text("━" * (width - full), style="dim")
-        table.add_row(facts["method"], bar, f"round {facts['done']}/{facts['rounds']}", self._left())
+        table.add_row(facts["method"], bar, facts["now"] or f"round {facts['done']}/{facts['rounds']}", self._left())
         score = facts["score"]
         sites = score["valid"]["sites"] if score else {}
         marks = "  ".join(f"{name} {sites[name]:.2f}" if name in sites else name for name in facts["sites"])

@@ -83,13 +83,13 @@ class RunView:
 
     @cached_property
     def events(self) -> list[Mapping[str, Any]]:
-        """The journal; a resumed run repeats a round, and the last event of an (event, round, site) counts."""
+        """The journal; a resumed run repeats a round, and the last event of an (event, phase, round, site) counts."""
         path = self.folder / "journal.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # [:-1]: empty, or cut short by a crash
         last: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         for number, line in enumerate(lines, start=1):
             event = _event(line, number, path)
-            last[event.get("event"), event.get("round"), event.get("site")] = event
+            last[event.get("event"), event.get("phase"), event.get("round"), event.get("site")] = event
         return list(last.values())
 
     @cached_property

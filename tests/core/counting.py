@@ -25,6 +25,7 @@ class Counting(Method):
     """Every site adds its cases to x; the server takes the mean over those that answered."""
 
     after: int = 0  # rounds of a last phase that starts from the best state and does not count
+    teacher: int = 0  # rounds of a first phase that does not count
 
     paper: ClassVar[str] = "none"
     headline: ClassVar[str] = "global"
@@ -49,8 +50,9 @@ class Counting(Method):
         home: str
 
     def phases(self, rounds: int) -> list[Phase]:
+        teacher = [Phase("teacher", self.teacher, counts=False)] if self.teacher else []
         after = [Phase("after", self.after, counts=False, from_best=True)] if self.after else []
-        return [Phase("train", rounds), *after]
+        return [*teacher, Phase("train", rounds), *after]
 
     def start(self, task: Task, roster: Any) -> Server:
         return self.Server(0.0, 0)
@@ -94,7 +96,7 @@ class Desk:
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         got = {name: unflatten(order, Counting.Downlink).x for name, order in orders.items()}
-        self.asked.append((head.round.index + 1, sorted(orders)))
+        self.asked.append((head.round.number, sorted(orders)))
         self.orders.append(got)
         for name in sorted(orders, reverse=self.backwards):
             packet = stamped(flatten(Counting.Uplink(got[name] + self.n[name], 1.0)), head, name)
@@ -102,7 +104,7 @@ class Desk:
 
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
         released = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
-        number = head.round.index + 1
+        number = head.round.number
         self.scored.append((number, head.round.phase, released))
         return {name: self._rows(name, number, head.round.phase) for name in released if not self.silent(number, name)}
 
@@ -124,10 +126,10 @@ class Desk:
 SITES = {"ada": 1, "bea": 2, "cid": 6}
 
 
-def counting_study(federation: Path, after: int = 0, **plan: Any) -> Study:
+def counting_study(federation: Path, after: int = 0, teacher: int = 0, **plan: Any) -> Study:
     study = toy_study(federation)
     changed = replace(study.plan, **{"rounds": 3, "score_every": 1, **plan})
-    return replace(study, method=Counting(after), method_name="tests.core.counting:Counting", plan=changed)
+    return replace(study, method=Counting(after, teacher), method_name="tests.core.counting:Counting", plan=changed)
 
 
 def go(study: Study, desk: Desk, runs: Path, watch: Any = None) -> RunFolder:

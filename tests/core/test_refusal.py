@@ -115,7 +115,7 @@ KINDS: dict[str, tuple[Spoil, str]] = {
     "another order": (listed(lambda names: names[::-1]), "in another order"),
     "another run": (stamp(0, "elsewhere"), "it is of run elsewhere, method fedavg"),
     "another method": (stamp(1, "fedsm"), "method fedsm"),
-    "another round": (stamp(2, 700), "round 701"),
+    "another round": (stamp(2, "train round 701"), "train round 701"),
     "another site": (stamp(3, "dan"), "site dan"),
     "no stamp": (no_stamp, "it is of an unknown round"),
     "another message": (other_message, "here is a Uninvited, where a GlobalModel.Uplink should be"),
@@ -208,5 +208,6 @@ def test_a_fault_is_told_before_a_site_is_trusted(federation: Path) -> None:
     assert fault_of(uplink, expected, sound, head, "ada") == ""
     late = replace(head, round=Round(5, "train", 5, 9))
     assert fault_of(uplink, expected, sound, late, "ada") == (
-        "it is of run run, method fedavg, round 5, site ada, not of run run, method fedavg, round 6, site ada"
+        "it is of run run, method fedavg, train round 5, site ada, "
+        "not of run run, method fedavg, train round 6, site ada"
     )
