@@ -1,4 +1,4 @@
-"""APPLE's relationships p over rounds, from the sites' own memories: only in a simulation, for p never leaves a site."""
+"""APPLE's relationships p over rounds, from the memories of a simulation's sites: p never leaves a hospital."""
 
 from __future__ import annotations
 
