@@ -32,7 +32,7 @@ def run(folder: Path) -> int:
     from benchmarks.measuring import Measured
     from benchmarks.memory import many_sites
     from benchmarks.overhead import empty_rounds
-    from benchmarks.training import against_first_try, at_demo_sizes, long_rounds
+    from benchmarks.training import against_first_try, at_demo_sizes, long_rounds, three_models
 
     benchmarks: dict[str, Callable[[Path, int], list[Measured]]] = {
         "help": help_page,
@@ -42,6 +42,7 @@ def run(folder: Path) -> int:
         "first-try": against_first_try,
         "long": long_rounds,
         "apple": local_steps,
+        "fedsm": three_models,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")
