@@ -162,7 +162,7 @@ def test_digits_are_cut_trained_and_predicted(tmp_path: Path) -> None:
     seen = call("predict", run.folder, tmp_path / "cut/site2/images/digits.npy#3", "--to", tmp_path / "p", "--json")
     assert seen.status == 0, seen.err
     (prediction,) = seen.document["predictions"]
-    assert prediction["result"] in "0123456789"
+    assert prediction["prediction"] in "0123456789"
 
 
 def test_import_writes_a_site_and_prints_the_folder(tmp_path: Path) -> None:

@@ -95,9 +95,11 @@ def test_a_case_is_read_and_augmented_once_for_three_models(
     """30 training cases, two epochs, three models: 60 cases are made, not 180."""
     made: list[str] = []
 
-    def counted(self: Cases, place: Any, seed: int, original: Any = Cases._training_case) -> Any:
+    make = Cases._training_case
+
+    def counted(self: Cases, place: Any, *how: int) -> Any:
         made.append(place.name)
-        return original(self, place, seed)
+        return make(self, place, *how)
 
     monkeypatch.setattr(Cases, "_training_case", counted)
     run(toy_study(federation, "fedsm", study__rounds=1, local__epochs=2, task__augment=["flip"]), tmp_path, workers=0)
