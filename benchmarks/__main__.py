@@ -27,11 +27,12 @@ def main() -> int:
 
 
 def run(folder: Path) -> int:
+    from benchmarks.apple import local_steps
     from benchmarks.command import help_page
     from benchmarks.measuring import Measured
     from benchmarks.memory import many_sites
     from benchmarks.overhead import empty_rounds
-    from benchmarks.training import against_first_try, at_demo_sizes, long_rounds
+    from benchmarks.training import against_first_try, at_demo_sizes, long_rounds, three_models
 
     benchmarks: dict[str, Callable[[Path, int], list[Measured]]] = {
         "help": help_page,
@@ -40,6 +41,8 @@ def run(folder: Path) -> int:
         "demo": at_demo_sizes,
         "first-try": against_first_try,
         "long": long_rounds,
+        "apple": local_steps,
+        "fedsm": three_models,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")

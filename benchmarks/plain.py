@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,10 +29,10 @@ class Orders:
     """What a training process needs beside its data."""
 
     study_file: Path
-    queue: Any  # (site, round) or None: the end
+    queue: Any  # (site, round, loop) or None: the end
     done: Any  # site names
-    shared: Tensor  # all weights in a row, in shared memory
-    replies: dict[str, Tensor]
+    shared: dict[str, Tensor]  # by loop: all weights in a row, in shared memory
+    replies: dict[str, dict[str, Tensor]]  # by loop and site
 
 
 def open_data(study: Study) -> dict[str, SiteArrays]:
@@ -46,21 +46,34 @@ def train_site(
 ) -> None:
     from monai.losses import DiceLoss
 
-    local, places = study.local, data.indices("train")
     criterion = DiceLoss(sigmoid=True)
-    optimizer = torch.optim.Adam(network.parameters(), lr=local.lr, fused=fused)
-    seed = torch_generator(study.plan.seed, site, round, "batches").initial_seed()
+    optimizer = torch.optim.Adam(network.parameters(), lr=study.local.lr, fused=fused)
     network.train()
+    for images, masks in _batches(data, study, site, round):
+        truth = torch.stack([masks > 0, masks == 2], dim=1).float()  # the disc holds the cup
+        loss = criterion(network(images.contiguous(memory_format=layout)), truth)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def train_selector(network: nn.Module, data: SiteArrays, study: Study, site: str, round: int, own: int) -> None:
+    """The gradient of a site's round for a selector whose right answer is always `own`; the server will step."""
+    network.train()
+    network.zero_grad()
+    for images, _ in _batches(data, study, site, round):
+        output = network(images.contiguous(memory_format=torch.channels_last))
+        nn.functional.cross_entropy(output, torch.full((len(images),), own), reduction="sum").backward()  # type: ignore[no-untyped-call]
+
+
+def _batches(data: SiteArrays, study: Study, site: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+    local, places = study.local, data.indices("train")
+    seed = torch_generator(study.plan.seed, site, round, "batches").initial_seed()
     for epoch in range(local.epochs):
         order = numpy_generator(seed, epoch).permutation(len(places))
         for chunk in np.array_split(order, math.ceil(len(places) / local.batch_size)):
             images = torch.from_numpy(np.stack([data.image(places[i]) for i in chunk]))
-            masks = torch.from_numpy(np.stack([np.asarray(data.truth(places[i])) for i in chunk]))
-            truth = torch.stack([masks > 0, masks == 2], dim=1).float()  # the disc holds the cup
-            loss = criterion(network(images.contiguous(memory_format=layout)), truth)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            yield images, torch.from_numpy(np.stack([np.asarray(data.truth(places[i])) for i in chunk]))
 
 
 def copy_in(vector: Tensor, network: nn.Module) -> None:
@@ -69,10 +82,10 @@ def copy_in(vector: Tensor, network: nn.Module) -> None:
             parameter.copy_(part)
 
 
-def copy_out(network: nn.Module, vector: Tensor) -> None:
+def copy_out(network: nn.Module, vector: Tensor, gradients: bool = False) -> None:
     with torch.no_grad():
         for parameter, part in _pairs(vector, network):
-            part.copy_(parameter)
+            part.copy_(parameter.grad if gradients and parameter.grad is not None else parameter)
 
 
 def _shared(vector: Tensor) -> Tensor:
@@ -94,13 +107,21 @@ def serve(orders: Orders) -> None:
     torch.set_num_threads(1)
     study = load_study(orders.study_file)
     data = open_data(study)
-    network = study.task.network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = study.task.network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    selector = study.task.network("selector", list(data)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     while (order := orders.queue.get()) is not None:
-        site, round = order
-        copy_in(orders.shared, network)
-        train_site(network, data[site], study, site, round, torch.channels_last, fused=True)
-        copy_out(network, orders.replies[site])
+        site, round, loop = order
+        network = selector if loop == SELECTOR else model
+        copy_in(orders.shared[loop], network)
+        if loop == SELECTOR:
+            train_selector(network, data[site], study, site, round, list(data).index(site))
+        else:
+            train_site(network, data[site], study, site, round, torch.channels_last, fused=True)
+        copy_out(network, orders.replies[loop][site], gradients=loop == SELECTOR)
         orders.done.put(site)
+
+
+GLOBAL, PERSONAL, SELECTOR = "global", "personal", "selector"  # the loops
 
 
 class BareLoop:
@@ -111,9 +132,11 @@ class BareLoop:
         sizes = {name: len(data.indices("train")) for name, data in open_data(study).items()}
         self._shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
         self._order = sorted(sizes, key=lambda name: (-sizes[name], name))
-        start = torch.cat([tensor.reshape(-1) for tensor in study.task.initial().values()])
-        self._shared = _shared(start)
-        self._replies = {name: _shared(start) for name in sizes}
+        starts = {GLOBAL: study.task.initial(), SELECTOR: study.task.initial("selector", sorted(sizes))}
+        starts[PERSONAL] = starts[GLOBAL]
+        rows = {loop: torch.cat([tensor.reshape(-1) for tensor in w.values()]) for loop, w in starts.items()}
+        self._shared = {loop: _shared(row) for loop, row in rows.items()}
+        self._replies = {loop: {name: _shared(row) for name in sizes} for loop, row in rows.items()}
         context = multiprocessing.get_context("spawn")
         self._queue, self._done = context.SimpleQueue(), context.SimpleQueue()
         orders = Orders(study_file, self._queue, self._done, self._shared, self._replies)
@@ -125,21 +148,24 @@ class BareLoop:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def round(self, index: int) -> None:
+    def round(self, index: int, loop: str = GLOBAL) -> None:
         for site in self._order:
-            self._queue.put((site, index))
+            self._queue.put((site, index, loop))
         for _ in self._order:
             self._done.get()
-        names = sorted(self._order)
-        total = self._replies[names[0]] * self._shares[names[0]]
+        names, replies = sorted(self._order), self._replies[loop]
+        total = replies[names[0]] * self._shares[names[0]]
         for name in names[1:]:
-            total.add_(self._replies[name], alpha=self._shares[name])
-        self._shared.copy_(total)
+            total.add_(replies[name], alpha=self._shares[name])
+        if loop == SELECTOR:
+            self._shared[loop].sub_(total, alpha=1e-3)  # a gradient: the cheapest step there is
+        else:
+            self._shared[loop].copy_(total)
 
     def weights(self, study: Study) -> dict[str, Tensor]:
         """By name, to compare with ours."""
         network = study.task.network()
-        copy_in(self._shared, network)
+        copy_in(self._shared[GLOBAL], network)
         return dict(network.state_dict())
 
     def __enter__(self) -> BareLoop:
@@ -150,6 +176,17 @@ class BareLoop:
             self._queue.put(None)
         for process in self._processes:
             process.join()
+
+
+class ThreeLoops:
+    """A round of each of FedSM's three models, one bare loop after the other: what training them apart would take."""
+
+    def __init__(self, bare: BareLoop) -> None:
+        self._bare, self.pids = bare, bare.pids
+
+    def round(self, index: int) -> None:
+        for loop in (GLOBAL, PERSONAL, SELECTOR):
+            self._bare.round(index, loop)
 
 
 # ---------------------------------------------------------------------------------------------- what one writes first

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
 from benchmarks.measuring import Clock, Interleaved, Measured, load, median_ratio
-from benchmarks.plain import BareLoop, FirstTry
+from benchmarks.plain import BareLoop, FirstTry, ThreeLoops
 from consilium import simulation
 from consilium.data.phantoms import write_phantom
 from consilium.demo import CASES, SIZE, study_file
@@ -35,6 +37,15 @@ def long_rounds(folder: Path, repeats: int) -> list[Measured]:
     return [_against_bare("long", f"a round of {study.local.epochs} epochs", study, folder, 1, 1.03)]
 
 
+def three_models(folder: Path, repeats: int) -> list[Measured]:
+    """FedSM trains a global model, a personal one and a selector on the same batches; a round takes ten seconds."""
+    epochs = math.ceil(_epochs(folder) / 2)  # two of the three models are FedAvg's
+    how = {"method.optimizer_state": '"fresh"', "method.confidence": 0.5}  # so that the global model is FedAvg's
+    study = _study(folder, epochs, 1 + repeats, "demo_fedsm.toml", how)
+    what = f"a round of FedSM, three models, {epochs} epochs"
+    return [_against_bare("fedsm", what, study, folder, 1, 1.05, "three bare loops")]
+
+
 def against_first_try(folder: Path, repeats: int) -> list[Measured]:
     """The demo against one process with its default threads and memory layout, sites in turn."""
     study = _study(folder, epochs=1, rounds=1 + ROUNDS * repeats)
@@ -46,19 +57,24 @@ def against_first_try(folder: Path, repeats: int) -> list[Measured]:
     return [Measured("first-try", what, ours, other, theirs, "s", gain, 1.30, gain=True, facts={"load": load()})]
 
 
-def _against_bare(name: str, what: str, study: Study, folder: Path, per_repeat: int, limit: float) -> Measured:
+def _against_bare(
+    name: str, what: str, study: Study, folder: Path, per_repeat: int, limit: float, against: str = "a bare loop"
+) -> Measured:
     with BareLoop(_file(study, folder), default_workers()) as bare:
-        seen, weights = _compete(study, folder, per_repeat, bare)
+        rival = ThreeLoops(bare) if study.method_name == "fedsm" else bare
+        seen, weights = _compete(study, folder, per_repeat, rival)
         theirs = bare.weights(study)
     apart = max(float((weights[f"global/{key}"] - tensor).abs().max()) for key, tensor in theirs.items())
     if not apart <= AGREE:
         raise RuntimeError(f"the bare loop ended {apart:.2g} away from our weights: not the same work was compared.")
     facts = {"in processor time": seen.ratio("chain"), "weights differ by": apart, "load": load()}
     ours, bare_seconds = seen.seconds
-    return Measured(name, what, ours, "a bare loop", bare_seconds, "s", seen.ratio(), limit, facts=facts)
+    return Measured(name, what, ours, against, bare_seconds, "s", seen.ratio(), limit, facts=facts)
 
 
-def _study(folder: Path, epochs: int, rounds: int) -> Study:
+def _study(
+    folder: Path, epochs: int, rounds: int, file: str = "demo_fedavg.toml", more: Mapping[str, Any] | None = None
+) -> Study:
     data = folder / "retina"
     if not data.exists():
         write_phantom("retina", data, CASES, SIZE, 0)
@@ -67,8 +83,9 @@ def _study(folder: Path, epochs: int, rounds: int) -> Study:
         "study.rounds": rounds,
         "study.score_every": rounds,
         "local.epochs": epochs,
+        **(more or {}),
     }
-    return load_study(study_file("demo_fedavg.toml"), [f"{key}={value}" for key, value in changes.items()])
+    return load_study(study_file(file), [f"{key}={value}" for key, value in changes.items()])
 
 
 def _file(study: Study, folder: Path) -> Path:
@@ -87,7 +104,9 @@ def _epochs(folder: Path) -> int:
         return math.ceil(4 * LONG / clock.stop().seconds)
 
 
-def _compete(study: Study, folder: Path, per_repeat: int, rival: BareLoop | FirstTry) -> tuple[Interleaved, Weights]:
+def _compete(
+    study: Study, folder: Path, per_repeat: int, rival: BareLoop | ThreeLoops | FirstTry
+) -> tuple[Interleaved, Weights]:
     """Run the study with the rival's rounds in between; also the weights it ended with."""
     runs = folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)

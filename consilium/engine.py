@@ -78,6 +78,14 @@ class _Run:
             raise StudyError(
                 "[data] pooled = true leaves one site, and this method needs several; use method 'pooled'."
             )
+        if study.local.batchnorm != "average" and (study.plan.leave_out or study.pooled):
+            who = "pooled training is scored at sites that did not train" if study.pooled else (
+                f"[study] leave_out = {list(study.plan.leave_out)} is scored without having trained"
+            )  # fmt: skip
+            raise StudyError(
+                f"[local] batchnorm = '{study.local.batchnorm}' keeps normalisation at the sites that train, but {who} "
+                "and would get a normalisation nobody trained; use batchnorm = 'average'."
+            )
         for key in ("min_sites", "sites_per_round"):
             if getattr(study.plan, key) > len(self.roster):
                 raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(self.roster)} sites.")
@@ -178,6 +186,11 @@ class _Run:
             assert reply.packet is not None
             cost = {"bytes_down": packets[name].nbytes(), "bytes_up": reply.packet.nbytes()}
             work = {"loss": getattr(uplink, "loss", None), "steps": getattr(uplink, "steps", None)}
+            work |= {
+                name: value
+                for name, value in vars(uplink).items()
+                if name.endswith("_loss") and isinstance(value, float)
+            }
             self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost)
         if len(replies) < max(1, self.study.plan.min_sites):
             raise WorkError(
@@ -248,6 +261,8 @@ class _Run:
         """Scores count once their event is in the journal."""
         self.folder.add_scores(rows)
         model, metric = self.method.headline, self.task.headline
+        if rows and not any(row.model == model for row in rows):  # a phase before the method's own model is there
+            model = rows[0].model
         facts: dict[str, Any] = {}
         for split in ("valid", "test"):
             entry = summarise(with_label_mean(rows), split).get(model, {}).get(metric, {}).get("mean", {})
@@ -304,6 +319,7 @@ class _Run:
         events = {tuple(event.get(key) for key in keys): event for event in self.folder.events()}.values()
         train = [event for event in events if event["event"] == "train"]
         rounds = {key: mark.round for key, mark in best.valid.items()}
+        apart = bool(rounds) and self.method.headline not in rounds  # models of several rounds, chosen one by one
         return run_summary(
             method=self.study.method_name,
             seed=self.study.plan.seed,
@@ -320,6 +336,7 @@ class _Run:
             peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
             best_rounds=rounds,
             all_rows=rows,
+            joint=[row for row in rows if row.phase not in ("best", "last")] if apart else (),
         )
 
 

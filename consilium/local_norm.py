@@ -79,9 +79,9 @@ class LocalNorm:
         return Packet(reply.header, tensors), own
 
     def _key(self, path: str) -> str | None:
-        """The path without the site's own name and without a release's place in an order, if its tensor stays."""
+        """The path without the site's own name, if its tensor stays."""
         *fields, name = path.split("/")
-        return "/".join([f for f in fields if f not in (self.site, "trial")] + [name]) if name in self.names else None
+        return "/".join([f for f in fields if f != self.site] + [name]) if name in self.names else None
 
 
 class _Overlaid(Mapping[str, Tensor]):

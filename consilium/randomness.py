@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *names: object) -> int:
@@ -15,6 +18,8 @@ def derive(seed: int, *names: object) -> int:
 
 
 def torch_generator(seed: int, *names: object) -> torch.Generator:
+    import torch  # late: phantoms and partitions need no torch
+
     return torch.Generator().manual_seed(derive(seed, *names))
 
 

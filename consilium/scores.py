@@ -128,14 +128,16 @@ def with_label_mean(rows: Iterable[Row]) -> list[Row]:
     return rows + [replace(found[0], label=MEAN, value=_mean(row.value for row in found)) for found in without]
 
 
-def by_case(rows: Iterable[Row], model: str, metric: str, label: str, split: str, of: str | None = None) -> ByCase:
-    """Finite values by inside site and case: of each site's own model, or of the one that belongs to `of`.
+def by_case(
+    rows: Iterable[Row], model: str, metric: str, label: str, split: str, of: str | None = None, outside: bool = False
+) -> ByCase:
+    """Finite values by inside (or `outside`) site and case: of each site's own model, or of the one that is `of`'s.
 
     Of a case that was scored twice (after a resume, or merged and then trained) the last value counts.
     """
     found: ByCase = defaultdict(dict)
     for row in rows:
-        if row.outside or (row.model, row.metric, row.label, row.split) != (model, metric, label, split):
+        if row.outside != outside or (row.model, row.metric, row.label, row.split) != (model, metric, label, split):
             continue
         if row.of == of if of is not None else _own(row):
             found[row.site][row.case] = row.value
@@ -299,8 +301,13 @@ def run_summary(
     peak_memory_mb: float,
     best_rounds: Mapping[str, int] | None = None,
     all_rows: Iterable[Row] = (),
+    joint: Sequence[Row] = (),
 ) -> dict[str, Any]:
-    """What summary.json holds: test scores of the best and of the last round; `best_rounds` is each model's own."""
+    """What summary.json holds: test scores of the best and of the last round.
+
+    `best_rounds` is each model's own; `joint` the rows of training's rounds, of which the best for all models together
+    is then said beside.
+    """
     best_rows = with_label_mean(best_rows)
     scores, valid = summarise(best_rows, "test"), summarise(best_rows, "valid")
     best: dict[str, Any] = {
@@ -311,12 +318,14 @@ def run_summary(
     if best_rounds is not None:
         best["rounds"] = {name: int(round_) for name, round_ in best_rounds.items()}
     highest = bmcta(all_rows, headline_model) if headline_metric == "accuracy" else {}
+    together = joint_best(joint, headline_model, headline_metric)
     return {
         "method": method,
         "seed": int(seed),
         "rounds": int(rounds),
         "headline": _headline(scores, headline_model, headline_metric),
         "best": best,
+        **({"joint": together} if together else {}),
         "last": {"round": int(last_round), "scores": summarise(with_label_mean(last_rows), "test")},
         **({"bmcta": highest} if highest else {}),
         "seconds": float(seconds),
@@ -340,6 +349,24 @@ def bmcta(rows: Iterable[Row], model: str) -> dict[str, Any]:
         entry = _headline(summarise(with_label_mean(scored), "test"), model, "accuracy")
         if "site_mean" in entry and entry["site_mean"] > found.get("site_mean", -math.inf):
             found = {"round": round_, **entry}
+    return found
+
+
+def joint_best(rows: Sequence[Row], model: str, metric: str) -> dict[str, Any] | None:
+    """The round whose models did best together on validation, and their test scores in that round; of equals the first.
+
+    None if no round has validation scores.
+    """
+    rounds: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if (row.model, row.metric) == (model, metric):
+            rounds[row.round].append(row)
+    found: dict[str, Any] | None = None
+    for round_ in sorted(rounds):
+        labelled = with_label_mean(rounds[round_])
+        valid = _headline(summarise(labelled, "valid"), model, metric)
+        if "site_mean" in valid and (found is None or valid["site_mean"] > found["valid"]["site_mean"]):
+            found = {"round": round_, "valid": valid, "test": _headline(summarise(labelled, "test"), model, metric)}
     return found
 
 

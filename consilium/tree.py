@@ -315,13 +315,6 @@ def write_pieces(parts: Iterator[bytes | memoryview], path: Path, durable: bool 
     return size
 
 
-def sweep_drafts(folder: Path) -> None:
-    """Delete what killed processes were writing, at any depth; only for a folder that nobody else is writing to."""
-    for path in folder.rglob(".*"):
-        if _DRAFT.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
-
-
 def _gathered(parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """The same bytes, small pieces joined."""
     small: list[bytes | memoryview] = []
@@ -336,6 +329,13 @@ def _gathered(parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryvie
         if len(part) >= SMALL:
             yield part
     yield b"".join(small)
+
+
+def sweep_drafts(folder: Path) -> None:
+    """Delete what killed processes were writing, at any depth; only for a folder that nobody else is writing to."""
+    for path in folder.rglob(".*"):
+        if _DRAFT.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def _write_all(descriptor: int, part: bytes | memoryview) -> int:

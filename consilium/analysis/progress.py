@@ -51,7 +51,7 @@ def draw(found: Mapping[str, Progress], what: str) -> Figure:
     """Training loss, mean over sites on test, and each site on test; as measured, nothing is chosen here."""
     tint = model_tints(list(found))
     sites = sorted({site for one in found.values() for site in one.test.sites})
-    rows = max(2, math.ceil(len(sites) / 3))
+    rows = max(1, math.ceil(len(sites) / 3))
     with sheet(height=max(5.0, 1.4 * rows + 0.6)) as figure:
         left, right = figure.subfigures(1, 2, width_ratios=[1, 1.15], squeeze=False)[0]
         loss, mean = left.subplots(2, 1, sharex=True)
@@ -73,5 +73,7 @@ def draw(found: Mapping[str, Progress], what: str) -> Figure:
             axes.grid(axis="y")
         for axes in small[len(sites) :]:
             axes.set_axis_off()
+        for axes in small[max(0, len(sites) - 3) : len(sites)]:  # those above an unused place have lost their ticks
+            axes.tick_params(labelbottom=True)
         right.supxlabel("round", fontsize=9)
         return figure

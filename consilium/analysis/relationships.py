@@ -1,4 +1,4 @@
-"""APPLE's relationships p over rounds, from the sites' own memories: in a simulation only, for p never leaves."""
+"""APPLE's relationships p over rounds, from the memories of a simulation's sites: p never leaves a hospital."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ and each γ only picks one of the two.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from consilium.analysis.opening import OpenRun
 from consilium.errors import RunError
-from consilium.methods.routing import GRID, SuperModel
+from consilium.methods.routing import GRID, both_ways
 from consilium.reports.reading import RunView, settings
-from consilium.site import Batch, Task
 
 # finer where a trained selector's confidences lie: 0, 0.01, … 1, and towards 1 ten steps to every further nine
 FINE_GRID = tuple(
@@ -149,32 +146,8 @@ def gamma_sweep(run: OpenRun, say: Callable[[str], None] = lambda _: None) -> Ga
         say(f"global and personal models of {run.name} on {name}")
         for split in SPLITS:
             for batch in worker.site.data.whole(split, 16):
-                cases += _routed(model, batch, name, name in run.guests, split)
+                cases += [Routed(name, name in run.guests, split, **vars(case)) for case in both_ways(model, batch)]
     return GammaSweep(tuple(sorted({*FINE_GRID, chosen})), chosen, tuple(cases))
-
-
-def _routed(model: SuperModel, batch: Batch, site: str, outside: bool, split: str) -> list[Routed]:
-    sites = model.classes
-    chances = model.chances(batch.images)
-    shared = model.fallback.answer(batch.images).output
-    liked = chances.argmax(1).tolist()
-    own: dict[int, Tensor] = {}
-    for k in sorted(set(liked)):
-        members = [i for i, top in enumerate(liked) if top == k]
-        own |= dict(zip(members, model.personal[sites[k]].answer(batch.images[members]).output, strict=True))
-    found = []
-    for i, case in enumerate(batch.cases):
-        scores = [_headline(model.task, output, batch.truth[i]) for output in (shared[i], own[i])]
-        if all(map(math.isfinite, scores)):  # a case whose truth is empty has no score
-            sure = float(chances[i, liked[i]])
-            found.append(Routed(site, outside, split, case, sites[liked[i]], sure, scores[0], scores[1]))
-    return found
-
-
-def _headline(task: Task, output: Tensor, truth: Tensor) -> float:
-    """The deciding score of a case, mean over its labels; NaN if it has none of them."""
-    values = [mark.value for mark in task.score(output, truth, full=False) if mark.metric == task.headline]
-    return statistics.fmean(values) if values else math.nan
 
 
 # --------------------------------------------------------------------------------------------------- λ

@@ -81,7 +81,8 @@ class _Board:
             facts.clear()
             facts.update(
                 method=event["method"], rounds=event["rounds"], done=event["round"], first=event["round"],
-                aside=event["aside"], now="", sites=event["sites"], began=time.monotonic(), losses={}, score=None,
+                aside=event["aside"], now="", sites=event["sites"], began=time.monotonic(), answered={}, losses={},
+                score=None,
             )  # fmt: skip
             verb = "training" if what == "start" else f"going on after round {event['round']} of"
             cases = ", ".join(f"{name} {n}" for name, n in event["sites"].items())
@@ -120,8 +121,10 @@ class _Board:
         self.facts["score"] = event
         if valid is None:
             return f"  round {event['round']}/{self.facts['rounds']}: no validation cases to score"
+        # a method of several phases has not all its models from the start
+        whose = f" of the {event['model']} model" if event["phase"] != "train" else ""
         return (
-            f"  round {event['round']}/{self.facts['rounds']}  validation {event['metric']} {valid:.3f}"
+            f"  round {event['round']}/{self.facts['rounds']}  validation {event['metric']} {valid:.3f}{whose}"
             f"  loss {self._loss()}  {self._left()}"
         )
 

@@ -82,9 +82,9 @@ def _show(result: SuiteResult) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
-    for table in result.tables:
-        for part in table.to_rich():
-            console.print(part)
+    parts = [part for table in result.tables for part in table.to_rich()]
+    for part in [*parts, *(part for table in result.selections for part in table.to_rich())]:
+        console.print(part)
     typer.echo(f"{result.folder / 'table.md'}")
 
 

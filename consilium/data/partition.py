@@ -72,10 +72,11 @@ def partition(source: Path, to: Path, how: Cut) -> Federation:
     """Cuts a site folder (or a federation of one site) into a new federation, whole or not at all."""
     federation, site = _one_site(Path(source))
     parts = _dealt(federation, site, how)
+    digits = len(str(how.sites))  # names of one length sort as numbers do
     with new_folder(to) as folder:
         write_federation_toml(folder, federation.task, federation.labels, federation.dimensions, federation.channels)
         for number, cases in enumerate(parts, start=1):
-            name = f"site{number:0{len(str(how.sites)):d}d}"
+            name = f"site{number:0{digits}d}"
             moved = _move(site, _with_valid(cases, how.seed, name), folder / name)
             said = f"{how.scheme} part {number} of {how.sites}, seed {how.seed}"
             write_site(folder, name, moved, source=f"{site.source or site.name}; {said}", licence=site.licence)

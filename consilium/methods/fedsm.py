@@ -12,14 +12,21 @@ from torch import Tensor
 from consilium.errors import StudyError
 from consilium.fields import fill
 from consilium.learning.fit import Fit, Job, OptimizerState, fit
-from consilium.learning.server_step import adam_step
 from consilium.method import Best, Method, Phase, message
 from consilium.methods.apfl import APFL, apfl_round
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.finetuned import ADAPT, finetuned
 from consilium.methods.per_fedavg import PerFedAvg, meta_adapted, meta_round
 from consilium.methods.pfedme import PFedMe, moreau_round
-from consilium.methods.routing import GRID, SuperModel, calibration, chosen_confidence
+from consilium.methods.routing import GRID, ROUTES, SuperModel, calibration, chosen_confidence
+from consilium.methods.selector import (
+    TRAININGS,
+    blank_state,
+    check_fields,
+    check_sites,
+    merged_selector,
+    selector_reply,
+)
 from consilium.site import Batch, Local, Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
 
@@ -90,7 +97,8 @@ class FedSM(Method):
         shared: Weights | None
         scores: tuple[float, ...]  # in the calibrate phase: the sum of validation scores for every γ of the grid
         cases: int  # and how many cases that is
-        loss: float
+        loss: float  # of the personal model where it is trained here, else of the global one
+        selector_loss: float
         steps: int
 
     @message
@@ -107,16 +115,13 @@ class FedSM(Method):
             raise StudyError(f"[method] confidence = {self.confidence!r}: γ is a number in [0, 1], or 'tuned'.")
         if not isinstance(self.confidence, str) and not 0 <= self.confidence <= 1:
             raise StudyError(f"[method] confidence = {self.confidence}: γ must be in [0, 1], or 'tuned'.")
-        choices = {
-            "selector_training": ("synchronised", "moments", "paper"),
-            "optimizer_state": ("kept", "fresh"),
-            "route": ("volume", "slice"),
-            "best": ("each", "joint"),
-            "personal": ("softpull", *PARTNERS),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise StudyError(f"[method] {name} = {getattr(self, name)!r}: it must be one of {', '.join(allowed)}.")
+        check_fields(
+            selector_training=(self.selector_training, TRAININGS),
+            optimizer_state=(self.optimizer_state, ("kept", "fresh")),
+            route=(self.route, ROUTES),
+            best=(self.best, ("each", "joint")),
+            personal=(self.personal, ("softpull", *PARTNERS)),
+        )
         if not self.selector_lr > 0:
             raise StudyError(f"[method] selector_lr = {self.selector_lr}: it must be positive.")
         _ = self.partner  # refuses wrong personal_fields
@@ -135,8 +140,7 @@ class FedSM(Method):
             raise StudyError(f"[method] personal_fields of {self.personal}: {said}") from None
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
-        if len(roster) < 2:
-            raise StudyError("FedSM needs at least two sites; with one, use 'local'.")
+        check_sites(roster, local, "FedSM")
         if self.personal == "softpull" and self.pull < 1 / len(roster):
             return [
                 f"pull = {self.pull} is below 1/K = {1 / len(roster):.3f}: the other sites then weigh more in a "
@@ -186,8 +190,11 @@ class FedSM(Method):
         if got.personal is not None:
             jobs["personal"] = Job(got.personal, state=memory.personal_state if kept else None)
         done = fit(site, jobs, round)
-        selector, state = self._selector(done["selector"], got)
-        sent: dict[str, Any] = {"selector": selector, "selector_state": state}
+        training, lr = self.selector_training, self.selector_lr
+        selector, state = selector_reply(training, done["selector"], got.selector, got.selector_state, lr)
+        sent: dict[str, Any] = {"selector": selector, "selector_state": state, "selector_loss": done["selector"].loss}
+        if first := done.get("personal") or done.get("global"):
+            sent |= {"loss": first.loss, "steps": first.steps}
         own, mix = memory.own, memory.mix
         if "global" in done:
             sent["global_"] = done["global"].weights
@@ -196,14 +203,14 @@ class FedSM(Method):
         if self.personal == "apfl":
             assert own is not None
             turn = apfl_round(site, got.global_, own, mix, self.partner.adaptive, round)
-            sent["global_"], sent["personal"], own, mix = turn.shared, turn.personal, turn.own, turn.mix
+            sent |= {"global_": turn.shared, "personal": turn.personal, "loss": turn.loss, "steps": turn.steps}
+            own, mix = turn.own, turn.mix
         if self.personal == "perfedavg" and got.shared is not None:
             sent["shared"], _, _ = meta_round(site, got.shared, self.partner, round)
         if self.personal == "pfedme" and got.shared is not None:
             sent["shared"], sent["personal"], _, _ = moreau_round(site, got.shared, self.partner, round)
-        first = done.get("personal") or done.get("global") or done["selector"]
         memory = self.Memory(_state(done.get("global"), kept), _state(done.get("personal"), kept), own, mix)
-        return self._uplink(**sent, loss=first.loss, steps=first.steps), memory
+        return self._uplink(**sent), memory
 
     def _adapted(self, site: Site, got: Downlink, round: Round) -> Weights:
         """In the adapt phase: the site's own version of the best common model; the super model needs everyone's."""
@@ -213,20 +220,10 @@ class FedSM(Method):
             return meta_adapted(site, got.shared, self.partner.inner_lr, self.partner.adapt_steps, round)
         return finetuned(site, got.global_, self.partner.finetune_epochs, self.partner.finetune_lr, round).weights
 
-    def _selector(self, done: Fit, got: Downlink) -> tuple[Weights | None, OptimizerState | None]:
-        if self.selector_training == "synchronised":
-            return done.gradient, None
-        if self.selector_training == "paper":
-            return done.weights, None
-        # the published code: one Adam step per epoch on the *sum* of the gradients, moments travel
-        assert done.gradient is not None
-        assert got.selector is not None
-        return adam_step(got.selector, done.gradient * done.cases, got.selector_state, self.selector_lr)
-
     def _uplink(self, **sent: Any) -> Uplink:
         nothing: dict[str, Any] = {
             "global_": None, "personal": None, "selector": None, "selector_state": None, "shared": None,
-            "scores": (), "cases": 0, "loss": 0.0, "steps": 0,
+            "scores": (), "cases": 0, "loss": 0.0, "selector_loss": 0.0, "steps": 0,
         }  # fmt: skip
         return self.Uplink(**{**nothing, **sent})
 
@@ -249,7 +246,10 @@ class FedSM(Method):
             personal = pulled(personal, self.pull)
         elif self.personal in ("finetune", "perfedavg"):  # until they are adapted
             personal = dict.fromkeys(server.personal, global_ if shared is None else shared)
-        selector, state = self._merged_selector(server, replies)
+        sent = {name: (reply.selector, reply.selector_state) for name, reply in replies.items()}
+        selector, state = merged_selector(
+            self.selector_training, server.selector, server.selector_state, sent, server.n, self.selector_lr
+        )
         return self._with(
             server,
             global_=global_,
@@ -258,19 +258,6 @@ class FedSM(Method):
             selector_state=state,
             shared=shared,
         )
-
-    def _merged_selector(
-        self, server: Server, replies: Mapping[SiteName, Uplink]
-    ) -> tuple[Weights, OptimizerState | None]:
-        average = mean({name: r.selector for name, r in replies.items()}, server.n)  # type: ignore[misc]
-        if self.selector_training == "synchronised":
-            return adam_step(server.selector, average, server.selector_state, self.selector_lr)
-        states = {name: r.selector_state for name, r in replies.items() if r.selector_state is not None}
-        if not states:
-            return average, None
-        first = next(iter(states.values()))
-        slots = {slot: mean({k: s.slots[slot] for k, s in states.items()}, server.n) for slot in first.slots}
-        return average, OptimizerState(max(state.step for state in states.values()), slots)
 
     def _with(self, server: Server, **changed: Any) -> Server:
         return self.Server(**{**vars(server), **changed})
@@ -325,9 +312,7 @@ class FedSM(Method):
             sent["personal"] = model
         if self.personal in ("perfedavg", "pfedme"):
             sent["shared"] = model
-        if self.selector_training == "moments":
-            sent["selector_state"] = OptimizerState(0, {"exp_avg": selector, "exp_avg_sq": selector})
-        return self._uplink(**sent)
+        return self._uplink(**sent, selector_state=blank_state(self.selector_training, selector))
 
 
 def selector_job(selector: Weights, site: Site, training: str, lr: float) -> Job:

@@ -11,10 +11,17 @@ from torch import Tensor
 
 from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job, OptimizerState, fit
-from consilium.learning.server_step import adam_step
 from consilium.method import Best, Method, Phase, message
 from consilium.methods.fedsm import pulled
-from consilium.methods.routing import GLOBAL, EnsembleModel, SuperModel
+from consilium.methods.routing import GLOBAL, ROUTES, EnsembleModel, SuperModel
+from consilium.methods.selector import (
+    TRAININGS,
+    blank_state,
+    check_fields,
+    check_sites,
+    merged_selector,
+    selector_reply,
+)
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.weights import SiteName, Weights, mean
 
@@ -33,8 +40,10 @@ class LateSelector(Method):
 
     pull: float = 0.7  # λ in (0, 1]
     selector_rounds: int = 0  # ΔR, taken from the end of the study's rounds; 0: a third of them, as in the paper
+    selector_training: str = "synchronised"  # "moments" (as published), "paper" (as printed): see FedSM
     selector_lr: float = 1e-3  # η_s
     optimizer_state: str = "kept"  # of the global and the personal model, at the site; or "fresh" every round
+    route: str = "volume"  # volumes trained as slices: the selector decides for all slices of a volume, or per "slice"
 
     @message
     class Server:
@@ -52,12 +61,14 @@ class LateSelector(Method):
         personal: Weights | None
         models: Models | None  # sent once, to whoever has not confirmed them
         selector: Weights | None
+        selector_state: OptimizerState | None  # with selector_training = "moments"
 
     @message
     class Uplink:
         global_: Weights | None
         personal: Weights | None
-        selector_gradient: Weights | None
+        selector: Weights | None  # its mean gradient over the site's training cases; trained, unless synchronised
+        selector_state: OptimizerState | None
         holds: bool  # the site has the models
         loss: float
         steps: int
@@ -83,8 +94,11 @@ class LateSelector(Method):
             raise StudyError(f"[method] selector_rounds = {self.selector_rounds}: it cannot be negative.")
         if not self.selector_lr > 0:
             raise StudyError(f"[method] selector_lr = {self.selector_lr}: it must be positive.")
-        if self.optimizer_state not in ("kept", "fresh"):
-            raise StudyError(f"[method] optimizer_state = {self.optimizer_state!r}: it must be one of kept, fresh.")
+        check_fields(
+            selector_training=(self.selector_training, TRAININGS),
+            optimizer_state=(self.optimizer_state, ("kept", "fresh")),
+            route=(self.route, ROUTES),
+        )
 
     def targets(self, site: Site, models: Models) -> dict[str, int]:
         """What the selector should answer for every training case, if the method teaches it that."""
@@ -97,8 +111,7 @@ class LateSelector(Method):
         raise NotImplementedError
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
-        if len(roster) < 2:
-            raise StudyError("a super model needs at least two sites; with one, use 'local'.")
+        check_sites(roster, local, "a super model")
         return []
 
     def phases(self, rounds: int) -> list[Phase]:
@@ -118,9 +131,10 @@ class LateSelector(Method):
 
     def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
         if round.phase == "models":
-            return self.Downlink(server.global_, server.personal[site.name], None, None)
-        missing = site.name not in server.holders
-        return self.Downlink(None, None, Models(server.global_, server.personal) if missing else None, server.selector)
+            return self.Downlink(server.global_, server.personal[site.name], None, None, None)
+        models = Models(server.global_, server.personal) if site.name not in server.holders else None
+        state = server.selector_state if self.selector_training == "moments" else None
+        return self.Downlink(None, None, models, server.selector, state)
 
     def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
         if round.phase == "models":
@@ -134,9 +148,11 @@ class LateSelector(Method):
         def loss(output: Any, batch: Batch) -> Tensor:
             return self.selector_loss(site, memory, output, batch)
 
-        job = Job(got.selector, kind="selector", labels=labels, loss=loss, step=False)
+        training, lr = self.selector_training, self.selector_lr
+        job = Job(got.selector, kind="selector", labels=labels, loss=loss, step=training == "paper", lr=lr)
         done = fit(site, {"selector": job}, round)["selector"]
-        return self.Uplink(None, None, done.gradient, True, done.loss, 0), memory
+        selector, state = selector_reply(training, done, got.selector, got.selector_state, lr)
+        return self.Uplink(None, None, selector, state, True, done.loss, done.steps), memory
 
     def _train_models(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
         assert got.global_ is not None
@@ -148,7 +164,7 @@ class LateSelector(Method):
         }
         done = fit(site, jobs, round)
         own = done["personal"]
-        uplink = self.Uplink(done["global"].weights, own.weights, None, False, own.loss, own.steps)
+        uplink = self.Uplink(done["global"].weights, own.weights, None, None, False, own.loss, own.steps)
         return uplink, self.Memory(_state(done["global"], kept), _state(own, kept), None, {})
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
@@ -156,9 +172,11 @@ class LateSelector(Method):
             personal = pulled({k: r.personal for k, r in replies.items()}, self.pull)  # type: ignore[misc]
             global_ = mean({k: r.global_ for k, r in replies.items()}, server.n)  # type: ignore[misc]
             return self._with(server, global_=global_, personal={**server.personal, **personal})
-        gradient = mean({k: r.selector_gradient for k, r in replies.items()}, server.n)  # type: ignore[misc]
         holders = tuple(sorted({*server.holders, *(name for name, reply in replies.items() if reply.holds)}))
-        selector, state = adam_step(server.selector, gradient, server.selector_state, self.selector_lr)
+        sent = {name: (reply.selector, reply.selector_state) for name, reply in replies.items()}
+        selector, state = merged_selector(
+            self.selector_training, server.selector, server.selector_state, sent, server.n, self.selector_lr
+        )
         return self._with(server, selector=selector, routes=True, selector_state=state, holders=holders)
 
     def _with(self, server: Server, **changed: Any) -> Server:
@@ -198,8 +216,9 @@ class LateSelector(Method):
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         if round.phase == "models":
             model = task.shape()
-            return self.Uplink(model, model, None, False, 0.0, 0)
-        return self.Uplink(None, None, task.shape("selector", labels=[GLOBAL, *roster]), True, 0.0, 0)
+            return self.Uplink(model, model, None, None, False, 0.0, 0)
+        selector = task.shape("selector", labels=[GLOBAL, *roster])
+        return self.Uplink(None, None, selector, blank_state(self.selector_training, selector), True, 0.0, 0)
 
 
 def _state(done: Fit, kept: bool) -> OptimizerState | None:
@@ -220,7 +239,7 @@ class FedSMExtra(LateSelector):
     differences: ClassVar[tuple[str, ...]] = (
         "Equation 1 as printed needs the selector's own output; the target here is the model with the least loss "
         "against the label, the only reading that can be computed.",
-        "The selector takes one synchronised Adam step per round, as in FedSM.",
+        "By default the selector takes one synchronised Adam step per round, as in FedSM.",
     )
 
     def targets(self, site: Site, models: Models) -> dict[str, int]:
@@ -238,9 +257,8 @@ class FedSMExtra(LateSelector):
         return torch.nn.functional.cross_entropy(output.float(), target)
 
     def predictor(self, task: Task, released: Any) -> Predictor:
-        return SuperModel(
-            task, released.global_, released.personal, released.selector, 0.0, released.home, with_global=True
-        )
+        parts = (released.global_, released.personal, released.selector, 0.0, released.home)
+        return SuperModel(task, *parts, with_global=True, route=self.route)
 
 
 @dataclass(frozen=True)
@@ -251,7 +269,7 @@ class FedSMEnsemble(LateSelector):
     headline: ClassVar[str] = "ensemble"
     differences: ClassVar[tuple[str, ...]] = (
         "Probabilities are averaged, not logits; the paper does not say which.",
-        "The selector takes one synchronised Adam step per round, as in FedSM.",
+        "By default the selector takes one synchronised Adam step per round, as in FedSM.",
     )
 
     def selector_loss(self, site: Site, memory: Any, output: Tensor, batch: Batch) -> Tensor:
@@ -259,4 +277,5 @@ class FedSMEnsemble(LateSelector):
         return site.task.loss(site.task.blend(outputs, output.float().softmax(1)), batch)
 
     def predictor(self, task: Task, released: Any) -> Predictor:
-        return EnsembleModel(task, released.global_, released.personal, released.selector, released.home)
+        parts = (released.global_, released.personal, released.selector, released.home)
+        return EnsembleModel(task, *parts, route=self.route)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from consilium.errors import NotForOutsiders
+from consilium.errors import NotForOutsiders, StudyError
 from consilium.learning.fit import Job, OptimizerState, fit
 from consilium.method import Best, Method, message
 from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
@@ -48,6 +48,14 @@ class Local(Method):
 
     def start(self, task: Task, roster: Roster) -> Server:
         return self.Server({})
+
+    def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
+        if self.share_local_parts and local.batchnorm != "average":
+            raise StudyError(
+                f"[local] batchnorm = '{local.batchnorm}' keeps normalisation at its site, so local models cannot be "
+                "tried elsewhere; set share_local_parts = false in [method], or batchnorm = 'average'."
+            )
+        return []
 
     def remember(self, site: Site) -> Memory:
         return self.Memory(site.task.initial(), None)

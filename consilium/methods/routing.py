@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from consilium.weights import SiteName, Weights
 
 GLOBAL = "(global)"  # the selector's class of the global model; no site can be called that
 GRID = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # of γ; 0: never global, 1: always
+
+ROUTES = ("volume", "slice")  # of a volume trained as slices: one model for all, or each slice its own
 
 
 class SuperModel(Predictor):
@@ -32,7 +34,7 @@ class SuperModel(Predictor):
         with_global: bool = False,
         route: str = "volume",
     ) -> None:
-        self.route = route  # "volume": the slices of a volume go to one model; "slice": each to its own
+        self.route = route
         self.task, self.selector, self.confidence, self.home = task, selector, confidence, home
         self.classes = [*([GLOBAL] if with_global else []), *personal]  # FedSM-extra's selector knows the global model
         self.fallback = OneModel(task, global_, "global")
@@ -93,8 +95,9 @@ class EnsembleModel(Predictor):
         personal: Mapping[SiteName, Weights],
         selector: Weights,
         home: SiteName,
+        route: str = "volume",
     ) -> None:
-        self.parts = SuperModel(task, global_, personal, selector, 0.0, home, with_global=True)
+        self.parts = SuperModel(task, global_, personal, selector, 0.0, home, with_global=True, route=route)
 
     def answer(self, images: Tensor, volume: bool = False) -> Answer:
         parts = self.parts
@@ -111,35 +114,48 @@ class EnsembleModel(Predictor):
         return self.parts.of_site(site)
 
 
+@dataclass(frozen=True)
+class BothWays:
+    """One image, or one volume routed as a whole, by both models that may answer for it."""
+
+    case: str
+    likes: SiteName  # the site the selector finds most probable
+    sure: float  # and its probability
+    by_global: float  # the deciding score of the global model's answer
+    by_personal: float  # and of the liked site's personal model's
+
+
+def both_ways(model: SuperModel, batch: Batch) -> Iterator[BothWays]:
+    """Every γ then only picks one of the two answers; a case whose truth is empty has no score and is left out."""
+    chances = model.routed(model.chances(batch.images), batch.volume)
+    liked = chances.argmax(1)
+    common = model.fallback.answer(batch.images).output
+    own = common.clone()
+    for top in sorted(set(liked.tolist())):
+        members = (liked == top).nonzero()[:, 0]
+        own[members] = model.personal[model.classes[top]].answer(batch.images[members]).output
+    if batch.volume and model.route == "volume":
+        name = batch.cases[0].rpartition("#")[0]
+        whole = [(name, 0, common.transpose(0, 1), own.transpose(0, 1), batch.truth)]
+    else:
+        whole = [(case, i, common[i], own[i], batch.truth[i]) for i, case in enumerate(batch.cases)]
+    for case, i, shared, personal, truth in whole:
+        scores = [_headline(model.task, output, truth) for output in (shared, personal)]
+        if scores[0] is not None and scores[1] is not None:
+            yield BothWays(case, model.classes[int(liked[i])], float(chances[i].max()), scores[0], scores[1])
+
+
 def calibration(predictor: Predictor, site: Site) -> tuple[tuple[float, ...], int]:
     """For every γ of the grid the sum of validation scores at this site, and the number of cases."""
     assert isinstance(predictor, SuperModel)
     sums, cases = [0.0] * len(GRID), 0
     for batch in site.data.whole("valid", site.local.batch_size):
-        chances = predictor.routed(predictor.chances(batch.images), batch.volume)
-        common = predictor.fallback.answer(batch.images).output
-        own = common.clone()
-        for top in sorted(set(chances.argmax(1).tolist())):
-            members = (chances.argmax(1) == top).nonzero()[:, 0]
-            own[members] = predictor.personal[predictor.classes[top]].answer(batch.images[members]).output
-        for sure, *scores in _candidates(site.task, batch, chances.max(1).values, common, own, predictor.route):
-            if None in scores:
-                continue
-            sums = [total + scores[sure > gamma] for total, gamma in zip(sums, GRID)]
+        for case in both_ways(predictor, batch):
+            sums = [
+                sum_ + (case.by_personal if case.sure > gamma else case.by_global) for sum_, gamma in zip(sums, GRID)
+            ]
             cases += 1
     return tuple(sums), cases
-
-
-def _candidates(
-    task: Task, batch: Batch, sure: Tensor, common: Tensor, own: Tensor, route: str
-) -> Iterator[tuple[Any, ...]]:
-    """How sure the selector is, and the scores of the global and the chosen personal model: by image or by volume."""
-    if batch.volume and route == "volume":
-        both = [_headline(task, output.transpose(0, 1), batch.truth) for output in (common, own)]
-        yield float(sure[0]), *both
-        return
-    for i in range(len(batch.images)):
-        yield float(sure[i]), *(_headline(task, output[i], batch.truth[i]) for output in (common, own))
 
 
 def _headline(task: Task, output: Tensor, truth: Tensor) -> float | None:

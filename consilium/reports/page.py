@@ -14,6 +14,7 @@ from consilium import __version__
 from consilium.errors import RunError
 from consilium.reports import drawings
 from consilium.reports.drawings import Overlay
+from consilium.reports.findings import findings
 from consilium.reports.grouping import Group, groups, once
 from consilium.reports.reading import RunView, flat, settings
 from consilium.reports.tables import (
@@ -84,6 +85,8 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "selection": [picture for group in every if (picture := drawings.selected(group))],
         "relations": [picture for group in every if (picture := drawings.relations(group))],
         "overlays": [drawings.example(overlay) for overlay in overlays],
+        "findings": findings(every),
+        "kept": _kept(every),
         "costs": drawings.costs(comparison.groups) if comparison else [],
         "cost": drawings.cost_picture(comparison.groups, tints) if comparison else None,
         "labels": _label_tables(comparison) if comparison else [],
@@ -193,6 +196,38 @@ def _scores(run: RunView) -> dict[str, dict[str, Any]]:
         return {}
     found: dict[str, dict[str, Any]] = run.summary["best"]["scores"].get(run.headline.model, {})
     return found
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which rounds a run's best models are of, and what the jointly best round would have given."""
+
+    run: str
+    rounds: str
+    each: float | None  # test site mean of the models at their own best rounds
+    joint: int
+    together: float | None  # test site mean of all models at the jointly best round
+
+
+def _kept(every: Sequence[Group]) -> list[Kept]:
+    """Of runs whose models are of several rounds."""
+    found = []
+    for group in every:
+        for run in group.runs:
+            joint = run.summary.get("joint") if run.summary else None
+            if not joint or not run.summary:
+                continue
+            name = group.name if len(group.runs) == 1 else f"{group.name}, seed {run.seed}"
+            rounds = ", ".join(f"{_model_said(key)} {n}" for key, n in sorted(run.summary["best"]["rounds"].items()))
+            ends = run.summary["headline"].get("site_mean"), joint["test"].get("site_mean")
+            found.append(Kept(name, rounds, ends[0], joint["round"], ends[1]))
+    return found
+
+
+def _model_said(key: str) -> str:
+    """ "personal/hk" of a summary as words."""
+    words = {"super:routed": "selector", "global:pooled": "global model"}
+    return words.get(key, key.removeprefix("personal/").replace(":", ", "))
 
 
 def _missed(every: Sequence[Group]) -> list[tuple[str, str, str, int]]:

@@ -20,6 +20,8 @@ from consilium.suites.drawing import federation
 from consilium.suites.reading import MethodPart, Suite
 from consilium.suites.settings import Lists, Settings
 
+LEAVE_OUT = "study.leave_out"  # in [grid]: sites are left out in turn, and the table is about them
+
 
 @dataclass(frozen=True)
 class Row:
@@ -59,6 +61,8 @@ def said(settings: Settings) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "+".join(_value(part) for part in value) or "none"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {_value(part)}" for name, part in value.items()) or "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -72,7 +76,11 @@ def rows(suite: Suite) -> list[Row]:
 
 def candidates(suite: Suite, row: Row) -> list[Settings]:
     """What is tried for a row; a single candidate needs no trial."""
-    return _combinations(suite, row.method, {**suite.choose, **_part(suite, row.method).choose})
+    besides = [where.choose for where in suite.where if where.rows.items() <= dict(row.settings).items()]
+    lists = dict(suite.choose)
+    for more in (_part(suite, row.method).choose, *besides):
+        lists |= more
+    return _combinations(suite, row.method, lists)
 
 
 def trials(suite: Suite, row: Row) -> list[Planned]:
@@ -118,12 +126,15 @@ def study_of(suite: Suite, planned: Planned) -> Study:
     tables = {section: dict(table) for section, table in suite.base.items()}
     method, row = planned.row.method, planned.row
     own = tables.get("method", {})  # [method] of the base counts for the method it names
-    named = ALIASES.get(str(own.get("name")), own.get("name"))
-    tables["method"] = {**(own if named == method else {}), "name": method}
-    for settings in (_part(suite, method).fixed, row.settings, planned.chosen):
-        for key, value in settings.items():
-            section, _, name = key.partition(".")
-            tables.setdefault(section, {})[name] = value
+    about = ALIASES.get(str(own.get("name")), own.get("name"))
+    tables["method"] = {**(own if about == method else {}), "name": method}
+    settings = {**_part(suite, method).fixed, **row.settings, **planned.chosen}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    if LEAVE_OUT in settings:  # the base names all sites, in the table's order
+        named = tables["study"].get("sites", ())
+        tables["study"]["sites"] = [site for site in named if site not in settings[LEAVE_OUT]]
     title = str(tables.get("study", {}).get("name", ""))
     name = f"{title}-{method.replace(':', '-')}" if title else ""
     tables["study"] = {**tables.get("study", {}), "name": name, "seed": planned.seed}

@@ -18,7 +18,7 @@ from consilium.scores import MEAN
 from consilium.study import imported
 from consilium.suites.settings import STUDY, Lists, Settings, read_lists, read_settings, refuse_twice
 
-SECTIONS = ("suite", "base", "grid", "choose", "methods", "phantom", "paper")
+SECTIONS = ("suite", "base", "grid", "choose", "choose_where", "methods", "phantom", "paper")
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,11 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | str, ...]]  # text where the paper has no number
     label: str = MEAN  # of which of our tables it stands beside
+    about: str = "scores"  # or "selection": whom the selector asks at sites left out
 
     def __post_init__(self) -> None:
+        if self.about not in ("scores", "selection"):
+            raise StudyError(f"[paper] about = {self.about!r}: it must be one of scores, selection.")
         for name, values in self.rows.items():
             if len(values) != len(self.columns):
                 raise StudyError(
@@ -93,6 +96,14 @@ class MethodPart:
 
 
 @dataclass(frozen=True)
+class Where:
+    """`[[choose_where]]`: what is chosen besides, for some combinations of the grid only."""
+
+    rows: Settings
+    choose: Lists
+
+
+@dataclass(frozen=True)
 class Suite:
     """Everything a suite file says, checked."""
 
@@ -103,6 +114,7 @@ class Suite:
     beside: Path  # where a relative federation is looked for, after here
     grid: Lists
     choose: Lists
+    where: tuple[Where, ...]
     parts: Mapping[str, MethodPart]
     phantom: Phantom | None
     papers: tuple[PaperTable, ...]
@@ -123,7 +135,7 @@ def load_suite(path: Path | str) -> Suite:
     for name, table in tables.items():
         if name not in SECTIONS:
             raise StudyError(f"{path}: there is no section [{name}]; {nearest(name, SECTIONS)}")
-        if not isinstance(table, Mapping):
+        if not isinstance(table, Mapping) and name != "choose_where":
             raise StudyError(f"{path}: '{name}' must be a section: write [{name}] and its keys below it.")
     heading = fill(Heading, tables.get("suite", {}), "suite")
     kinds = _kinds(heading.methods)
@@ -139,6 +151,7 @@ def load_suite(path: Path | str) -> Suite:
         beside,
         grid=read_lists(tables.get("grid", {}), "grid", kinds.values()),
         choose=read_lists(tables.get("choose", {}), "choose", kinds.values()),
+        where=_where(tables.get("choose_where", []), kinds),
         parts=_parts(tables.get("methods", {}), kinds),
         phantom=phantom,
         papers=_papers(tables.get("paper", {}), path.parent),
@@ -149,9 +162,13 @@ def load_suite(path: Path | str) -> Suite:
 
 def _check(suite: Suite) -> None:
     for key in suite.grid:
-        chosen = [suite.choose, *(part.choose for part in suite.parts.values())]
+        chosen = [suite.choose, *(part.choose for part in suite.parts.values()), *(w.choose for w in suite.where)]
         if any(key in lists for lists in chosen):
             raise StudyError(f"'{key}' is in both [grid] and [choose]: either it is shown or it is chosen.")
+    for where in suite.where:
+        for key, value in where.rows.items():
+            if value not in suite.grid.get(key, ()):
+                raise StudyError(f"[[choose_where]] rows: no row has {key} = {value!r}; it must be one of [grid]'s.")
     for paper in suite.papers:
         if paper.label not in suite.heading.labels:
             raise StudyError(
@@ -221,6 +238,21 @@ def _parts(tables: Mapping[str, Any], kinds: Mapping[str, type[Method]]) -> dict
             read_lists(table.get("choose", {}), f"methods.{given}.choose", kind),
         )
     return parts
+
+
+def _where(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Where, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise StudyError("write [[choose_where]], with two brackets: there may be several.")
+    found = []
+    for table in tables:
+        rest = {key: value for key, value in table.items() if key != "rows"}
+        rows = read_settings(table.get("rows", {}), "choose_where.rows", list(kinds.values()))
+        if not rows or not rest:
+            raise StudyError(
+                '[[choose_where]] needs `rows`, for instance {"method.personal" = "apfl"}, and below it what to choose.'
+            )
+        found.append(Where(rows, read_lists(rest, "choose_where", kinds.values())))
+    return tuple(found)
 
 
 def _papers(table: Mapping[str, Any], folder: Path) -> tuple[PaperTable, ...]:

@@ -21,7 +21,8 @@ from consilium.suites.choosing import Choice, choose, write_choices
 from consilium.suites.drawing import draw, federation, missing
 from consilium.suites.planning import Planned, Row, check, finished, folder_of, rows, study_of, trials
 from consilium.suites.reading import Suite, load_suite
-from consilium.suites.tables import Standing, SuiteTable, suite_tables, to_markdown
+from consilium.suites.tables import Standing, SuiteTable, suite_tables
+from consilium.suites.unseen import SelectionTable, selection_tables
 from consilium.tree import write_pieces
 from consilium.wires.processes import Pool
 
@@ -70,10 +71,13 @@ class SuiteResult:
     folder: Path  # of choices.json, table.md and table.json
     choices: tuple[Choice, ...]
     tables: tuple[SuiteTable, ...]  # one per label; none before the first run is finished
+    selections: tuple[SelectionTable, ...]  # where sites are left out in turn: whom the selector asks there
     failed: tuple[Failure, ...]
 
     def to_markdown(self) -> str:
-        return to_markdown(self.suite.name, self.tables)
+        parts = [*(table.to_markdown() for table in self.tables), *(table.to_markdown() for table in self.selections)]
+        parts = parts or ["No run is finished.\n"]
+        return "\n".join([f"# {self.suite.name}\n", *parts])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +85,7 @@ class SuiteResult:
             "folder": str(self.folder),
             "choices": [choice.to_json() for choice in self.choices if choice.tried],
             "tables": [table.to_json() for table in self.tables],
+            "selections": [table.to_json() for table in self.selections],
             "failed": [{"title": f.title, "run": f.run, "why": f.why} for f in self.failed],
         }
 
@@ -113,7 +118,9 @@ def run_suite(
         write_choices(suite, choices, home / "choices.json")
         for planned in _finals(suite, [c for c in choices if c.row in mine]):
             session.run(planned)
-    result = SuiteResult(suite, home, tuple(choices), _tables(suite, choices, runs), tuple(session.failed))
+    standings = _standings(suite, choices, runs)
+    tables, asked = suite_tables(suite, standings), selection_tables(suite, standings, watcher.say)
+    result = SuiteResult(suite, home, tuple(choices), tables, asked, tuple(session.failed))
     write_pieces(iter([result.to_markdown().encode()]), home / "table.md")
     write_json(result.to_json(), home / "table.json")
     return result
@@ -174,7 +181,7 @@ def _prospect(suite: Suite, planned: Planned, runs: Path, absent: set[Path]) -> 
     return Prospect(planned, folder, "done" if finished(folder) else begun)
 
 
-def _tables(suite: Suite, choices: Sequence[Choice], runs: Path) -> tuple[SuiteTable, ...]:
+def _standings(suite: Suite, choices: Sequence[Choice], runs: Path) -> list[Standing]:
     standings = []
     for choice in choices:
         found = {}
@@ -183,7 +190,7 @@ def _tables(suite: Suite, choices: Sequence[Choice], runs: Path) -> tuple[SuiteT
             if finished(folder):
                 found[planned.seed] = read_run(folder)
         standings.append(Standing(choice, found))
-    return suite_tables(suite, standings)
+    return standings
 
 
 def _pool(workers: int | None) -> AbstractContextManager[Pool | None]:

@@ -13,13 +13,17 @@ from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, Line, Text, cells, elsewhere
 from consilium.scores import ByCase, Entry, by_case, paired
 from consilium.suites.choosing import Choice
-from consilium.suites.planning import reference, said
+from consilium.suites.planning import LEAVE_OUT, Row, reference, said
 from consilium.suites.reading import PaperTable, Suite
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MARK = "the paper's figures (their data, their machines)"
+UNSEEN = (
+    "Sites are left out in turn: a column is the score at a site nobody trained on, of models trained at the others, "
+    "at the round best on the others' validation cases."
+)
 _ORDER = {"bound": 0, "elsewhere": 1, "local": 2, "federated": 3}
 
 
@@ -33,6 +37,46 @@ class Standing:
     @property
     def name(self) -> str:
         return self.choice.row.name
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A line of the table: one row of the suite or, where sites are left out in turn, a row for each turn."""
+
+    name: str
+    standings: tuple[Standing, ...]
+    unseen: bool  # scored at the sites left out
+
+    @property
+    def runs(self) -> list[RunView]:
+        return [run for standing in self.standings for run in standing.runs.values()]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those of which every turn is finished: means over different sites cannot be compared."""
+        first, *rest = (standing.runs for standing in self.standings)
+        return [seed for seed in first if all(seed in runs for runs in rest)]
+
+    def entry(self, seed: int, label: str) -> Entry:
+        if not self.unseen:
+            return _entry(self.standings[0].runs[seed], label)
+        found = self.cases([seed], label)
+        sites = {site: statistics.fmean(cases.values()) for site, cases in found.items()}
+        if not sites:
+            return Entry()
+        every = [value for cases in found.values() for value in cases.values()]
+        return Entry(outside=sites, site_mean=statistics.fmean(sites.values()), pooled=statistics.fmean(every))
+
+    def cases(self, seeds: Sequence[int], label: str) -> ByCase:
+        """Site → case → mean over seeds; a case of another federation is another patient, whatever its name."""
+        values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for run in (standing.runs[seed] for standing in self.standings for seed in seeds):
+            data, about = str(run.study.get("data", {}).get("federation", "")), _about(run)
+            rows = by_case(run.best_rows, about.model, about.metric, label, "test", outside=self.unseen)
+            for site, cases in rows.items():
+                for case, value in cases.items():
+                    values[site][f"{data}/{case}"].append(value)
+        return {site: {case: statistics.fmean(v) for case, v in cases.items()} for site, cases in values.items()}
 
 
 @dataclass(frozen=True)
@@ -56,7 +100,7 @@ class SuiteTable:
     """Our table of one label, and the paper's."""
 
     comparison: Comparison
-    standings: Mapping[str, Standing]  # by the name of their line
+    entrants: Mapping[str, Entrant]  # by the name of their line
     differences: Mapping[str, Difference]
     reference: str  # the name of the row the others are compared with
     seeds: int  # asked for
@@ -76,18 +120,18 @@ class SuiteTable:
         return found
 
     def notes(self) -> list[str]:
-        notes = [self.comparison.caption]
+        standings = [standing for entrant in self.entrants.values() for standing in entrant.standings]
+        unseen = any(entrant.unseen for entrant in self.entrants.values())
+        notes = [UNSEEN] * unseen + [self.comparison.caption]
         if self.differences:
             notes.append(
                 f"Against {self.reference}: the difference of the site means, paired seed by seed and case by case; "
                 "its interval is over cases (bootstrap within each site), its ± over seeds."
             )
-        chosen = [
-            f"{s.name}: {said(s.choice.chosen)}" for s in self.standings.values() if s.choice.tried and s.choice.chosen
-        ]
+        chosen = [f"{s.name}: {said(s.choice.chosen)}" for s in standings if s.choice.tried and s.choice.chosen]
         if chosen:
             notes.append(f"Chosen on validation cases: {'; '.join(chosen)}.")
-        fewer = [f"{s.name} {len(s.runs)}" for s in self.standings.values() if len(s.runs) < self.seeds]
+        fewer = [f"{s.name} {len(s.runs)}" for s in standings if 0 < len(s.runs) < self.seeds]
         if fewer:
             notes.append(f"Fewer than {self.seeds} seeds so far: {', '.join(fewer)}.")
         return notes
@@ -95,61 +139,70 @@ class SuiteTable:
     def to_rich(self) -> list[RenderableType]:
         """For the terminal: our table, the notes, the paper's tables."""
         body = [[Text(_stacked(text.text), text.bold) for text in texts] for texts in self.grid()]
-        ours = _rich(self.comparison.title, body, self.notes())
-        return [ours, *(_rich(f"{paper.caption}: {MARK}", _paper_grid(paper), dim=True) for paper in self.papers)]
+        ours = rich_table(self.comparison.title, body, self.notes())
+        return [ours, *rich_papers(self.papers)]
 
     def to_markdown(self) -> str:
-        parts = [f"## {self.comparison.title}", _markdown(self.grid()), *self.notes()]
-        for paper in self.papers:
-            parts += [f"### {paper.caption}: {MARK}", _markdown(_paper_grid(paper))]
-        return "\n\n".join(parts) + "\n"
+        parts = [f"## {self.comparison.title}", markdown_table(self.grid()), *self.notes()]
+        return "\n\n".join([*parts, *markdown_papers(self.papers)]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         lines = []
         for line in self.comparison.to_json()["lines"]:
-            standing, gap = self.standings.get(line["name"]), self.differences.get(line["name"])
-            facts: dict[str, Any] = {}
-            if standing:
-                row = standing.choice.row
-                runs = {str(seed): run.name for seed, run in standing.runs.items()}
-                facts = {"method": row.method, "settings": dict(row.settings), "runs": runs}
-                facts["chosen"] = dict(standing.choice.chosen or {})
+            entrant, gap = self.entrants.get(line["name"]), self.differences.get(line["name"])
+            turns = [_facts(standing) for standing in entrant.standings] if entrant else []
+            facts = {"turns": turns} if entrant and entrant.unseen else next(iter(turns), {})
             gone = {k: v for k, v in line.items() if k != "interval"}
             lines.append({**gone, **facts, "difference": asdict(gap) if gap else None})
-        papers = [{"whose": MARK, **asdict(paper)} for paper in self.papers]
+        papers = json_papers(self.papers)
         facts = {"label": self.comparison.label, "metric": self.comparison.metric, "reference": self.reference}
         return {**facts, "lines": lines, "papers": papers}
 
 
 def suite_tables(suite: Suite, standings: Sequence[Standing]) -> tuple[SuiteTable, ...]:
     """One table per label of the suite, of the rows that have a finished run."""
-    here = [standing for standing in standings if standing.runs]
+    entrants = _entrants(standings)
     left_out = tuple(standing.name for standing in standings if not standing.runs)
-    return tuple(_table(suite, here, left_out, label) for label in suite.heading.labels) if here else ()
+    return tuple(_table(suite, entrants, left_out, label) for label in suite.heading.labels) if entrants else ()
 
 
-def to_markdown(name: str, tables: Sequence[SuiteTable]) -> str:
-    parts = [table.to_markdown() for table in tables] or ["No run is finished.\n"]
-    return "\n".join([f"# {name}\n", *parts])
-
-
-def _table(suite: Suite, standings: Sequence[Standing], left_out: tuple[str, ...], label: str) -> SuiteTable:
-    views = [run for standing in standings for run in standing.runs.values()]
-    columns = _columns(views, label)
+def _table(suite: Suite, entrants: Sequence[Entrant], left_out: tuple[str, ...], label: str) -> SuiteTable:
+    columns = _columns(entrants, label)
     lines: list[Line] = []
-    named: dict[str, Standing] = {}
-    for standing in standings:
-        line = _line(standing, label)
-        named[line.name] = standing
-        lines += [*_elsewhere_lines(standing, label, columns), line]
-    against = reference(suite).name
-    base = next((s for s in standings if s.name == against), None)
-    gaps = {name: _difference(s, base, label) for name, s in named.items() if base and s is not base}
+    named: dict[str, Entrant] = {}
+    for entrant in entrants:
+        line = _line(entrant, label)
+        named[line.name] = entrant
+        lines += [*_elsewhere_lines(entrant, label, columns), line]
+    against = _turned(reference(suite)).name
+    base = next((entrant for entrant in entrants if entrant.name == against), None)
+    gaps = {name: _difference(e, base, label) for name, e in named.items() if base and e is not base}
     lines.sort(key=lambda line: _ORDER[line.kind])
-    comparison = Comparison(_about(views[0]).metric, label, columns, tuple(lines), (), left_out, ())
-    papers = tuple(paper for paper in suite.papers if paper.label == label)
+    comparison = Comparison(_about(entrants[0].runs[0]).metric, label, columns, tuple(lines), (), left_out, ())
+    papers = tuple(paper for paper in suite.papers if paper.label == label and paper.about == "scores")
     found = {name: gap for name, gap in gaps.items() if gap}
     return SuiteTable(comparison, named, found, against, len(suite.heading.seeds), papers)
+
+
+def _entrants(standings: Sequence[Standing]) -> list[Entrant]:
+    """Rows that differ only in who is left out are one line; a line without a finished run is not there."""
+    turns: dict[str, list[Standing]] = defaultdict(list)
+    for standing in standings:
+        turns[_turned(standing.choice.row).name].append(standing)
+    found = [Entrant(name, tuple(s), LEAVE_OUT in s[0].choice.row.settings) for name, s in turns.items()]
+    return [entrant for entrant in found if entrant.runs]
+
+
+def _turned(row: Row) -> Row:
+    """The row without saying whose turn it is to be left out."""
+    return Row(row.method, {key: value for key, value in row.settings.items() if key != LEAVE_OUT})
+
+
+def _facts(standing: Standing) -> dict[str, Any]:
+    row = standing.choice.row
+    runs = {str(seed): run.name for seed, run in standing.runs.items()}
+    facts = {"method": row.method, "settings": dict(row.settings), "runs": runs}
+    return {**facts, "chosen": dict(standing.choice.chosen or {})}
 
 
 # -------------------------------------------------------------------------------------------------- numbers
@@ -164,20 +217,29 @@ def _entry(run: RunView, label: str) -> Entry:
     return run.entry(_about(run).model, _about(run).metric, label)
 
 
-def _line(standing: Standing, label: str) -> Line:
-    runs = list(standing.runs.values())
-    kind = runs[0].kind
-    name = {"bound": f"{standing.name} (bound)", "local": f"{standing.name} (own site)"}.get(kind, standing.name)
-    return Line(name, kind, len(runs), cells(_entry(run, label) for run in runs))
+def _line(entrant: Entrant, label: str) -> Line:
+    kind = entrant.runs[0].kind
+    name = {"bound": f"{entrant.name} (bound)", "local": f"{entrant.name} (own site)"}.get(kind, entrant.name)
+    seeds = entrant.seeds
+    found = cells(entrant.entry(seed, label) for seed in seeds)
+    if not seeds:  # no seed has all turns: what there is, site by site
+        found = _single_turns(entrant, label)
+    return Line(name, kind, len(seeds), found)
 
 
-def _elsewhere_lines(standing: Standing, label: str, columns: Sequence[Column]) -> Iterator[Line]:
+def _single_turns(entrant: Entrant, label: str) -> dict[Column, Cell]:
+    each = [Entrant(entrant.name, (standing,), True) for standing in entrant.standings]
+    found = [cells(one.entry(seed, label) for seed in one.seeds) for one in each]
+    return {column: cell for part in found for column, cell in part.items() if column.kind == "outside"}
+
+
+def _elsewhere_lines(entrant: Entrant, label: str, columns: Sequence[Column]) -> Iterator[Line]:
     """One site's own model at every site, a row each, as in the paper's table 3."""
-    runs = list(standing.runs.values())
-    if runs[0].kind != "local":
+    runs = entrant.runs
+    if runs[0].kind != "local" or entrant.unseen:
         return
-    title = standing.name.replace("Local", "local", 1)
-    owners = elsewhere(Group(standing.name, "local", tuple(runs)))
+    title = entrant.name.replace("Local", "local", 1)
+    owners = elsewhere(Group(entrant.name, "local", tuple(runs)))
     for of in [column.site for column in columns if column.site in owners]:
         yield Line(f"{of} {title}", "elsewhere", len(runs), cells(_owned(run, label, of) for run in runs))
 
@@ -191,32 +253,26 @@ def _owned(run: RunView, label: str, of: str) -> Entry:
     return Entry(sites=sites, site_mean=statistics.fmean(sites.values()), pooled=statistics.fmean(every))
 
 
-def _difference(row: Standing, base: Standing, label: str) -> Difference | None:
-    both = [seed for seed in row.runs if seed in base.runs]
-    found = paired(_over_seeds(row, both, label), _over_seeds(base, both, label))
+def _difference(row: Entrant, base: Entrant, label: str) -> Difference | None:
+    both = [seed for seed in row.seeds if seed in base.seeds]
+    found = paired(row.cases(both, label), base.cases(both, label))
     if found is None:
         return None
-    by_seed = {
-        seed: _entry(row.runs[seed], label)["site_mean"] - _entry(base.runs[seed], label)["site_mean"] for seed in both
-    }
+    by_seed = {seed: row.entry(seed, label)["site_mean"] - base.entry(seed, label)["site_mean"] for seed in both}
     sd = statistics.stdev(by_seed.values()) if len(by_seed) > 1 else None
     return Difference(found.difference, sd, found.low, found.high, found.p, found.cases, by_seed)
 
 
-def _over_seeds(standing: Standing, seeds: Sequence[int], label: str) -> ByCase:
-    """Site → case → mean over seeds; a case of another federation is another patient, whatever its name."""
-    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for seed in seeds:
-        run = standing.runs[seed]
-        data = str(run.study.get("data", {}).get("federation", ""))
-        for site, cases in by_case(run.best_rows, _about(run).model, _about(run).metric, label, "test").items():
-            for case, value in cases.items():
-                values[site][f"{data}/{case}"].append(value)
-    return {site: {case: statistics.fmean(v) for case, v in cases.items()} for site, cases in values.items()}
-
-
-def _columns(runs: Sequence[RunView], label: str) -> tuple[Column, ...]:
-    """The study's order of sites where it gives one."""
+def _columns(entrants: Sequence[Entrant], label: str) -> tuple[Column, ...]:
+    """The study's order of sites where it gives one; of sites left out in turn, the grid's."""
+    turns = [standing.choice.row.settings[LEAVE_OUT] for e in entrants if e.unseen for standing in e.standings]
+    if turns:
+        return (
+            *(Column("outside", site) for site in dict.fromkeys(site for turn in turns for site in turn)),
+            SITE_MEAN,
+            POOLED,
+        )
+    runs = [run for entrant in entrants for run in entrant.runs]
     inside = dict.fromkeys(site for run in runs for site in run.study.get("study", {}).get("sites", []))
     inside |= dict.fromkeys(site for run in runs for site in _entry(run, label).get("sites", {}))
     outside = dict.fromkeys(site for run in runs for site in _entry(run, label).get("outside", {}))
@@ -225,6 +281,18 @@ def _columns(runs: Sequence[RunView], label: str) -> tuple[Column, ...]:
 
 
 # -------------------------------------------------------------------------------------------------- shown
+
+
+def rich_papers(papers: Sequence[PaperTable]) -> list[RenderableType]:
+    return [rich_table(f"{paper.caption}: {MARK}", _paper_grid(paper), dim=True) for paper in papers]
+
+
+def markdown_papers(papers: Sequence[PaperTable]) -> list[str]:
+    return [part for p in papers for part in (f"### {p.caption}: {MARK}", markdown_table(_paper_grid(p)))]
+
+
+def json_papers(papers: Sequence[PaperTable]) -> list[dict[str, Any]]:
+    return [{"whose": MARK, **asdict(paper)} for paper in papers]
 
 
 def _paper_grid(paper: PaperTable) -> list[list[Text]]:
@@ -240,7 +308,9 @@ def _stacked(text: str) -> str:
     return text.replace(" ± ", "\n± ").replace(" to ", " to\n")
 
 
-def _rich(title: str, grid: Sequence[Sequence[Text]], notes: Sequence[str] = (), dim: bool = False) -> RenderableType:
+def rich_table(
+    title: str, grid: Sequence[Sequence[Text]], notes: Sequence[str] = (), dim: bool = False
+) -> RenderableType:
     """Title and notes stand outside the table, so that a narrow one does not break them."""
     from rich import box
     from rich.console import Group as Together
@@ -259,7 +329,7 @@ def _rich(title: str, grid: Sequence[Sequence[Text]], notes: Sequence[str] = (),
     return Together(RichText(f"\n{title}", style="italic"), table, *(RichText(note, style="dim") for note in notes))
 
 
-def _markdown(grid: Sequence[Sequence[Text]]) -> str:
+def markdown_table(grid: Sequence[Sequence[Text]]) -> str:
     def text(cell: Text) -> str:
         plain = cell.text.replace("|", "\\|").replace("\n", " ")
         return f"**{plain}**" if cell.bold else plain
@@ -267,6 +337,3 @@ def _markdown(grid: Sequence[Sequence[Text]]) -> str:
     head, *body = [[text(cell) for cell in texts] for texts in grid]
     rule = ["---"] + ["---:"] * (len(head) - 1)
     return "\n".join("| " + " | ".join(texts) + " |" for texts in (head, rule, *body))
-
-
-__all__ = ["MARK", "Cell", "Difference", "Standing", "SuiteTable", "suite_tables", "to_markdown"]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, Any
 
@@ -100,7 +100,8 @@ class Pool:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
-            wait(futures)  # whoever stops listening early must not leave sites writing behind his back
+            for future in futures:
+                future.cancel()  # who stops listening early needs no more answers
 
     def _ask(self, request: Request) -> Answer:
         process = self._idle.get()

@@ -137,3 +137,53 @@ def test_a_broken_case_stops_a_run_before_training(broken: Path, tmp_path: Path,
 def test_a_run_lists_all_faults_of_tables_and_images(broken: Path, tmp_path: Path, study: Path) -> None:
     done = call("run", study, "--set", f'data.federation="{broken}"', "--runs", tmp_path / "runs", "--workers", 0)
     refused(done, *FAULTS, *FAULTS.values())
+
+
+def test_digits_are_cut_trained_and_predicted(tmp_path: Path) -> None:
+    """From one site of digits to a federation, its table and figure, and a run of FedAvg on it."""
+    done = call("phantom", "digits", "--to", tmp_path / "one", "--cases", 300, "--size", 16, "--sites", 1)
+    assert (done.status, done.err) == (0, "digits: 219 train, 38 valid, 43 test; all classes\n")
+    done = call("partition", tmp_path / "one", "--to", tmp_path / "cut", "--scheme", "pathological", "--sites", 4)
+    assert (done.status, done.out) == (0, f"{tmp_path / 'cut'}\n")
+    lines = done.err.splitlines()
+    assert [line[:6] for line in lines[:4]] == ["site1:", "site2:", "site3:", "site4:"]
+    assert len([line for line in lines if line.startswith("no site holds the class")]) == 2  # 4 times 2 of 10
+    names = {path.name for path in (tmp_path / "cut").iterdir()}
+    assert names == {"federation.toml", "partition.csv", "partition.png", "site1", "site2", "site3", "site4"}
+    assert call("check", tmp_path / "cut").status == 0
+
+    study = tmp_path / "study.toml"
+    study.write_text(
+        f'[study]\nrounds = 1\n[data]\nfederation = "{tmp_path / "cut"}"\n[task]\nnetwork = "cnn"\nwidths = [4, 8]\n'
+        'hidden = 16\n[preprocess]\nsize = [20, 20]\n[method]\nname = "fedavg"\n'
+    )
+    run = call("run", study, "--workers", 0, "--runs", tmp_path / "runs")
+    assert run.status == 0, run.err
+    seen = call("predict", run.folder, tmp_path / "cut/site2/images/digits.npy#3", "--to", tmp_path / "p", "--json")
+    assert seen.status == 0, seen.err
+    (prediction,) = seen.document["predictions"]
+    assert prediction["prediction"] in "0123456789"
+
+
+def test_import_writes_a_site_and_prints_the_folder(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "m.npz", images=images, labels=np.arange(20) % 2, classes=np.array(["hand", "head"]))
+    done = call("import", "mednist", tmp_path / "m.npz", "--to", tmp_path / "to", "--site", "city", "--seed", 3)
+    assert (done.status, done.out) == (0, f"{tmp_path / 'to'}\n")
+    assert done.err == "city: 14 train, 2 valid, 4 test; all classes\n"
+    assert call("check", tmp_path / "to").status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["import", "mnist", "nowhere"], ["there is no nowhere"]),
+        (["import", "imagenet", "nowhere"], ["there is no importer 'imagenet'", "mnist, cifar10, medmnist, mednist"]),
+        (["partition", "nowhere", "--scheme", "practical"], ["nowhere is not a folder"]),
+        (["partition", "nowhere", "--scheme", "random"], ["there is no scheme 'random'", "pathological"]),
+        (["phantom", "retina", "--sites", "3"], ["--sites is for digits"]),
+    ],
+)
+def test_import_and_partition_refuse(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+    refused(call(*arguments, "--to", tmp_path / "new"), *words)
+    assert list(tmp_path.iterdir()) == []

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from consilium import engine
+from consilium import engine, simulation
 from consilium.envelope import Envelope, Reply
 from consilium.errors import StudyError
 from consilium.local_norm import LocalNorm
 from consilium.run_folder import RunFolder
-from consilium.tree import Packet, flatten, unflatten
+from consilium.tree import Packet, flatten
 from consilium.weights import SiteName, Weights, mean
 from consilium.wires.in_process import InProcess
 from consilium.worker import open_worker, place_in
@@ -52,10 +52,9 @@ class Seen:
     affine: list[str] = field(default_factory=list)  # paths of the normalisation's weights and biases
 
 
-def seen(federation: Path, runs: Path, policy: str, method: str = "fedavg") -> Seen:
-    study = toy_study(
-        federation, method, task__norm="batch", local__batchnorm=policy, study__rounds=2, local__batch_size=4
-    )
+def seen(federation: Path, runs: Path, policy: str, method: str = "fedavg", **changes: Any) -> Seen:
+    how = {"task__norm": "batch", "local__batchnorm": policy, "study__rounds": 2, "local__batch_size": 4}
+    study = toy_study(federation, method, **how, **changes)
     folder = RunFolder.create(study, runs)
     wire = Recording(study, folder.path)
     engine.run(study, wire, folder)
@@ -150,36 +149,27 @@ def test_a_network_without_batchnorm_is_refused(policy: str, federation: Path) -
         LocalNorm.of(task, policy, "ada")
 
 
-def test_the_models_of_other_sites_in_a_release_are_left_alone(federation: Path) -> None:
-    """FedSM's release holds every site's personal model; a site puts its own statistics into its own and the global."""
-    study = toy_study(federation, "fedsm", task__norm="batch", local__batchnorm="local-statistics")
-    norm = LocalNorm.of(study.task, "local-statistics", "ada")
-    server = study.method.start(study.task, {name: _Card(name) for name in ("ada", "bea")})  # type: ignore[dict-item]
-    order = flatten(study.method.send(server, _Card("ada"), _Train()))
-    reply = Packet(order.header, {path: t + 7 if MEAN in path else t for path, t in order.tensors.items()})
-    sent, own = norm.off(reply, order, None)
-    assert all(sent.tensors[path].equal(order.tensors[path]) for path in order.tensors)
-    released = unflatten(norm.onto(flatten(study.method.release(server, _Card("ada"))), own), study.method.Release)
-    name = next(name for name in released.global_ if name.endswith(MEAN))
-    assert released.global_[name][0].item() == 7
-    assert released.personal["ada"][name][0].item() == 7
-    assert released.personal["bea"][name][0].item() == 0
+@pytest.mark.parametrize("policy", ["local-statistics", "local"])
+@pytest.mark.parametrize(
+    ("method", "changes", "says"),
+    [
+        ("fedsm", {}, "FedSM lets every site use the other sites' models"),
+        ("fedsm-extra", {}, "a super model lets every site use"),
+        ("fedsm-ensemble", {}, "a super model lets every site use"),
+        ("local", {}, r"share_local_parts = false in \[method\]"),
+        ("pooled", {}, "pooled training is scored at sites that did not train"),
+        ("fedavg", {"study__leave_out": ["cid"]}, r"\[study\] leave_out = \['cid'\] is scored without having trained"),
+    ],
+)
+def test_where_models_are_used_without_their_normalisation_it_must_be_shared(
+    policy: str, method: str, changes: dict[str, Any], says: str, federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, method, task__norm="batch", local__batchnorm=policy, **changes)
+    with pytest.raises(StudyError, match=rf"\[local\] batchnorm = '{policy}' keeps normalisation at .*{says}"):
+        simulation.run(study, tmp_path, workers=0)
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
-@dataclass(frozen=True)
-class _Card:
-    name: str
-    n: int = 1
-
-
-@dataclass(frozen=True)
-class _Train:
-    phase: str = "train"
-
-
-def test_fedsm_keeps_its_statistics_through_calibration(federation: Path, tmp_path: Path) -> None:
-    found = seen(federation, tmp_path, "local-statistics", "fedsm")
-    study = found.folder.study
-    worker = open_worker(study, study.federation(), "ada", found.wire.roster, place_in(found.folder.path, "ada"))
-    kept = worker.shelf.at(2, worker.norm.kept(study.method)).norm  # type: ignore[union-attr]
-    assert {path.split("/")[0] for path in kept} == {"global", "personal"}
+def test_local_training_alone_may_keep_its_normalisation(federation: Path, tmp_path: Path) -> None:
+    found = seen(federation, tmp_path, "local", "local", method__share_local_parts=False)
+    assert [reply for replies in found.wire.up for reply in replies.values() if reply] == []

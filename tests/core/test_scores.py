@@ -16,6 +16,7 @@ from consilium.scores import (
     Row,
     by_case,
     interval,
+    joint_best,
     matrix,
     paired,
     read_rows,
@@ -237,6 +238,20 @@ def test_a_summary_never_holds_nan(rows: list[Row]) -> None:
     summary = run_summary("fedavg", 0, 1, "global", "dice", rows, rows, 1, 1, 0.0, 0, 0, 0.0)
     json.dumps(summary, allow_nan=False)
     assert "site_mean" not in summary["headline"]
+
+
+def test_the_jointly_best_round_is_chosen_on_validation() -> None:
+    """Round 2 is best on validation, round 3 on test; of equals the earlier."""
+    marks = {1: (0.5, 0.9), 2: (0.7, 0.6), 3: (0.6, 0.95), 4: (0.7, 0.8)}
+    rows = [
+        row("hk", "1", value, round=round_, split=split)
+        for round_, pair in marks.items()
+        for split, value in zip(("valid", "test"), pair, strict=True)
+    ]
+    found = joint_best(rows, "global", "dice")
+    assert found is not None
+    assert (found["round"], found["valid"]["site_mean"], found["test"]["site_mean"]) == (2, 0.7, 0.6)
+    assert joint_best([r for r in rows if r.split == "test"], "global", "dice") is None
 
 
 def test_the_mean_of_a_single_label_is_the_headline() -> None:

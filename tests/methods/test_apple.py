@@ -13,11 +13,14 @@ import torch
 from consilium import tree
 from consilium.envelope import Envelope, Reply
 from consilium.errors import NotForOutsiders, StudyError
+from consilium.local_norm import LocalNorm
 from consilium.methods.apple import APPLE, attraction, next_peers
 from consilium.prediction import open_predictor
 from consilium.run_folder import RunFolder
 from consilium.site import Round, Site, SiteCard
+from consilium.store import MemoryShelf
 from consilium.tree import flatten
+from consilium.weights import Weights
 from tests.contract.promises import run_in_process, run_tampered
 from tests.learning.small import FIRST, Given, batch, line, site, value
 from tests.toy import toy_study
@@ -262,6 +265,26 @@ def test_p_acts_on_what_leaves_through_training_alone() -> None:
     busy = site(BATCH, roster=FOUR)
     trained = [method.train(busy, kept, APPLE.Downlink({}), FIRST)[0] for kept in (memory, replace(memory, p=other.p))]
     assert value(trained[0].core) != value(trained[1].core)
+
+
+@pytest.mark.parametrize("policy", ["average", "local-statistics"])
+def test_running_statistics_are_the_personal_models_own_and_stay(policy: str, federation: Path, tmp_path: Path) -> None:
+    study = toy_study(federation, "apple", task__norm="batch", local__batchnorm=policy, study__rounds=2)
+    parameters = {f"core/{name}" for name in study.task.parameters()}
+
+    def hand(site: str, head: Envelope, reply: Reply) -> Reply:
+        assert reply.packet is not None
+        assert set(reply.packet.tensors) == parameters
+        return reply
+
+    folder = run_tampered(study, tmp_path, hand)
+    kept = LocalNorm(frozenset(), "ada").kept(study.method)
+    held: Any = MemoryShelf(folder.path / "sites" / "ada" / "memory", "ada").at(1, kept)
+    statistics: Weights = held.memory.statistics
+    assert set(statistics) == set(study.task.shape()) - study.task.parameters()
+    counts = [int(tensor) for name, tensor in statistics.items() if name.endswith("num_batches_tracked")]
+    assert set(counts) == {2 * 4}  # two rounds of four batches: the mixture's own passes, and no other's
+    assert study.method.deploy(study.task, held.memory, APPLE.Release("ada", {})).model == "personal"
 
 
 # ---------------------------------------------------------------------------------------------- use and storage

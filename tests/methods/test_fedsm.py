@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from consilium.data.cases import Cases
 from consilium.errors import StudyError
 from consilium.learning.fit import OptimizerState, fit
 from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM, pulled, selector_job
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
-from consilium.site import Batch, Round, SiteCard
+from consilium.site import Batch, Local, Round, SiteCard
 from consilium.weights import Weights, mean
 from consilium.worker import open_worker
 from tests.learning.small import FIRST, batch, line, site, value
@@ -50,6 +52,59 @@ def test_soft_pull_by_hand() -> None:
 def test_its_limits(pull: float, expected: list[float]) -> None:
     """λ = 1 is local training, λ = 1/K the uniform mean for all, below it the others weigh more."""
     assert values(pulled(models(1, 2, 6), pull)) == pytest.approx(expected)
+
+
+class Spooled(Mapping[str, torch.Tensor]):
+    """A reply in a file: every look is a new tensor, and it is known how many are alive."""
+
+    def __init__(self, reads: list[str], alive: list[int], refs: list[weakref.ref[torch.Tensor]]) -> None:
+        self.reads, self.alive, self.refs = reads, alive, refs
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = torch.ones(3)
+        self.reads.append(name)
+        self.refs.append(weakref.ref(tensor))
+        self.alive.append(sum(ref() is not None for ref in self.refs))
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([f"tensor {i}" for i in range(8)])
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_pulling_holds_one_tensor_of_every_site_beside_the_new_models() -> None:
+    """Five models of eight tensors in files: each tensor is read once, and few are alive at any time."""
+    reads: list[str] = []
+    alive: list[int] = []
+    refs: list[weakref.ref[torch.Tensor]] = []
+    sites = {name: Weights.over(Spooled(reads, alive, refs)) for name in "abcde"}
+    new = pulled(sites, 0.7)
+    assert reads == [f"tensor {i}" for i in range(8) for _ in sites]
+    assert max(alive) <= 2 * len(
+        sites
+    )  # of 40: those of one name, and those of the name before until they are replaced
+    assert sum(ref() is not None for ref in refs) == 0
+    assert len({new[site][name].data_ptr() for site in sites for name in new[site]}) == 40  # each new model once
+
+
+def test_a_case_is_read_and_augmented_once_for_three_models(
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 training cases, two epochs, three models: 60 cases are made, not 180."""
+    made: list[str] = []
+
+    make = Cases._training_case
+
+    def counted(self: Cases, place: Any, *how: int) -> Any:
+        made.append(place.name)
+        return make(self, place, *how)
+
+    monkeypatch.setattr(Cases, "_training_case", counted)
+    run(toy_study(federation, "fedsm", study__rounds=1, local__epochs=2, task__augment=["flip"]), tmp_path, workers=0)
+    assert len(made) == 60
+    assert {made.count(name) for name in made} == {2}
 
 
 def test_others_count_alike_whatever_their_cases() -> None:
@@ -216,9 +271,9 @@ def test_one_site_is_refused() -> None:
 
 
 def test_a_pull_below_one_over_k_is_warned_of() -> None:
-    (warning,) = FedSM(pull=0.3).check(None, ROSTER, None)  # type: ignore[arg-type]
+    (warning,) = FedSM(pull=0.3).check(None, ROSTER, Local())  # type: ignore[arg-type]
     assert "pull = 0.3 is below 1/K = 0.333" in warning
-    assert FedSM(pull=1 / 3).check(None, ROSTER, None) == []  # type: ignore[arg-type]
+    assert FedSM(pull=1 / 3).check(None, ROSTER, Local()) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pull", [0.0, -0.1, 1.01, float("nan")])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from consilium import simulation
+from consilium.cli.progress import _Board
 from consilium.errors import StudyError
 from consilium.method import Best, Valid
 from consilium.methods.fedsm_extra import FedSMEnsemble, FedSMExtra, Models
@@ -53,12 +54,12 @@ def test_a_site_keeps_the_models_and_its_targets() -> None:
     here = site(batch([1.0], [2.0]), roster=("ada", "bea"))
     models = Models(line(1.0), {"ada": line(2.0), "bea": line(3.0)})
     selector = here.task.initial("selector", labels=[GLOBAL, "ada", "bea"])
-    got = FedSMExtra.Downlink(None, None, models, selector)
+    got = FedSMExtra.Downlink(None, None, models, selector, None)
     uplink, memory = method.train(here, method.remember(here), got, SELECT)
     assert uplink.holds
     assert memory.targets == {"case1.0": 1}
-    again, _ = method.train(here, memory, FedSMExtra.Downlink(None, None, None, selector), SELECT)
-    assert torch.equal(again.selector_gradient["weight"], uplink.selector_gradient["weight"])
+    again, _ = method.train(here, memory, FedSMExtra.Downlink(None, None, None, selector, None), SELECT)
+    assert torch.equal(again.selector["weight"], uplink.selector["weight"])
 
 
 def test_the_first_phase_keeps_each_model_at_its_best_and_the_second_the_best_super_model() -> None:
@@ -104,9 +105,59 @@ def test_a_late_site_still_gets_the_models(name: str, model: str, federation: Pa
 
 
 def test_wrong_fields_and_a_lone_site_are_refused() -> None:
-    for wrong in ({"pull": 0.0}, {"selector_rounds": -1}, {"selector_lr": 0.0}, {"optimizer_state": "x"}):
-        with pytest.raises(StudyError, match=r"\[method\]"):
+    wrongs: list[dict[str, Any]] = [
+        {"pull": 0.0}, {"selector_rounds": -1}, {"selector_lr": 0.0}, {"optimizer_state": "x"},
+        {"selector_training": "x"}, {"route": "case"},
+    ]  # fmt: skip
+    for wrong in wrongs:
+        with pytest.raises(StudyError, match=rf"\[method\] {next(iter(wrong))} = "):
             FedSMExtra(**wrong)
     alone = site(batch([1.0], [0.0]))
     with pytest.raises(StudyError, match="two sites"):
         FedSMEnsemble().check(alone.task, alone.roster, alone.local)
+
+
+def test_the_selector_trains_as_fedsms_does() -> None:
+    """Synchronised sends a gradient, "paper" steps on every batch, "moments" steps once and sends moments."""
+    here = site(batch([1.0], [2.0]), batch([2.0], [4.0]), roster=("ada", "bea"))
+    models = Models(line(1.0), {"ada": line(2.0), "bea": line(3.0)})
+    selector = here.task.initial("selector", labels=[GLOBAL, "ada", "bea"])
+    sent = {}
+    for training in ("synchronised", "paper", "moments"):
+        method = FedSMExtra(selector_training=training, selector_lr=0.1)
+        got = FedSMExtra.Downlink(None, None, models, selector, None)
+        sent[training], _ = method.train(here, method.remember(here), got, SELECT)
+        server = FedSMExtra.Server(line(0.0), {}, selector, True, None, (), {"ada": 1, "bea": 1})
+        merged = method.merge(server, {"ada": sent[training]}, SELECT)
+        assert not torch.equal(merged.selector["weight"], selector["weight"])
+        assert (merged.selector_state is None) == (training == "paper")
+    one_step = (sent["moments"].selector["weight"] - selector["weight"]).abs()
+    assert one_step[sent["synchronised"].selector["weight"].abs() > 1e-4].mean() == pytest.approx(0.1, rel=1e-3)
+    assert (sent["moments"].selector_state.step, sent["moments"].steps, sent["paper"].steps) == (1, 0, 2)
+    assert [reply.selector_state is None for reply in sent.values()] == [True, True, False]
+
+
+def test_slices_or_volumes_are_weighed_by_both() -> None:
+    """Two slices the selector sees differently: one decision for the volume, or one each."""
+    task = site(batch([1.0], [0.0]), roster=("ada", "bea")).task
+    selector = task.initial("selector", labels=[GLOBAL, "ada", "bea"])
+    images = torch.tensor([[1.0], [-3.0]])
+    for kind in (FedSMExtra, FedSMEnsemble):
+        released = kind.Release(line(1.0), {"ada": line(2.0), "bea": line(3.0)}, selector, "ada")
+        chances = {}
+        for route in ("volume", "slice"):
+            choices = kind(route=route).deploy(task, None, released).answer(images, volume=True).choices
+            chances[route] = [tuple(choice.chances.values()) for choice in choices]
+        assert chances["volume"][0] == chances["volume"][1]
+        assert chances["slice"][0] != chances["slice"][1]
+
+
+def test_the_models_phase_is_scored_by_the_models_it_has(federation: Path, tmp_path: Path) -> None:
+    study = toy_study(federation, "fedsm-extra", study__rounds=2, method__selector_rounds=1, study__score_every=1)
+    lines: list[str] = []
+    board = _Board()
+    result = simulation.run(study, tmp_path, workers=0, watch=lambda event: lines.append(board.take(event)))
+    scored = [event for event in RunFolder.open(result.folder).events() if event["event"] == "score"][:2]
+    assert [(event["phase"], event["model"]) for event in scored] == [("models", "global"), ("selector", "super")]
+    said = [line for line in lines if "round 1/2" in line]
+    assert len(said) == 1 and "validation dice 0." in said[0] and "of the global model" in said[0]

@@ -57,6 +57,19 @@ def test_the_personal_model_is_the_other_methods_own() -> None:
     assert value(uplink.personal) == value(kept.personal)
 
 
+def test_the_loss_of_the_model_and_of_the_selector_are_both_told(federation: Path, tmp_path: Path) -> None:
+    """In the first round the selector meets the same batches whoever makes the personal models."""
+    told = {}
+    for personal in ("softpull", "apfl"):
+        study = toy_study(federation, "fedsm", method__personal=personal, study__rounds=1, method__confidence=0.5)
+        events = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder).events()
+        told[personal] = [event for event in events if event["event"] == "train"]
+        assert all(0 < event["loss"] < 1 and event["steps"] >= 4 for event in told[personal])  # a Dice loss
+    softpull, apfl = ([event["selector_loss"] for event in events] for events in told.values())
+    assert softpull == apfl and min(softpull) > 0
+    assert all(event["loss"] != event["selector_loss"] for events in told.values() for event in events)
+
+
 @pytest.mark.parametrize(
     ("personal", "fields", "sentence"),
     [
@@ -121,7 +134,7 @@ def test_moments_takes_one_step_on_the_summed_gradient_and_averages_moments() ->
     state = method.start(site(batch([1.0], [0.0])).task, site(batch([1.0], [0.0]), roster=("ada", "bea")).roster)
     halves = {
         name: FedSM.Uplink(
-            line(1.0), line(1.0), uplink.selector * s, scaled(uplink.selector_state, s), None, (), 0, 0.0, 1
+            line(1.0), line(1.0), uplink.selector * s, scaled(uplink.selector_state, s), None, (), 0, 0.0, 0.0, 1
         )
         for name, s in (("ada", 1.0), ("bea", 3.0))
     }
@@ -143,3 +156,20 @@ def test_the_other_trainings_run_end_to_end(training: str, federation: Path, tmp
     refused = [e for e in RunFolder.open(result.folder).events() if e["event"] in ("lost", "refused")]
     assert refused == []
     assert "site_mean" in result.summary["headline"]
+
+
+def test_each_models_best_round_and_the_joint_one_can_both_be_had(federation: Path, tmp_path: Path) -> None:
+    """The same training kept two ways: what "each" reports as jointly best is what "joint" keeps."""
+    fields: dict[str, Any] = {"study__rounds": 4, "study__score_every": 1, "method__confidence": 0.0}
+    each, joint = (
+        simulation.run(toy_study(federation, "fedsm", method__best=best, **fields), tmp_path, workers=0)
+        for best in ("each", "joint")
+    )
+    together = each.summary["joint"]
+    assert together["round"] == joint.summary["best"]["round"]
+    assert together["test"] == joint.summary["headline"]
+    assert together["valid"] == joint.summary["best"]["valid"]
+    assert "joint" not in joint.summary
+    assert set(each.summary["best"]["rounds"]) == {
+        "global:pooled", "super:routed", *(f"personal/{site}" for site in ("ada", "bea", "cid")),
+    }  # fmt: skip

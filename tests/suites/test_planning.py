@@ -36,6 +36,32 @@ def test_a_key_a_method_does_not_have_is_skipped_for_it(tmp_path: Path, federati
     assert trials(suite, scaffold) == []  # one candidate needs no trial
 
 
+def test_some_rows_choose_more(tmp_path: Path, federation: Path) -> None:
+    """Every partner of FedSM has fields of its own."""
+    rest = """
+    [grid]
+    "method.personal" = ["apfl", "softpull"]
+    [choose]
+    "local.lr" = [0.1]
+    [[choose_where]]
+    rows = {"method.personal" = "apfl"}
+    "method.personal_fields" = [{mix = 0.25}, {mix = 0.75, adaptive = true}]
+    [[choose_where]]
+    rows = {"method.personal" = "softpull"}
+    "method.pull" = [0.5, 0.7, 0.9]
+    """
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedsm"]', rest))
+    apfl, softpull = rows(suite)
+    assert [c["method.personal_fields"] for c in candidates(suite, apfl)] == [
+        {"mix": 0.25},
+        {"mix": 0.75, "adaptive": True},
+    ]
+    assert [c["method.pull"] for c in candidates(suite, softpull)] == [0.5, 0.7, 0.9]
+    planned = trials(suite, apfl)[1]
+    assert planned.title == "FedSM (personal apfl), seed 0, trying lr 0.1, personal_fields mix 0.75 adaptive true"
+    assert study_of(suite, planned).tables()["method"]["personal_fields"] == {"mix": 0.75, "adaptive": True}
+
+
 def test_what_a_method_fixes_is_neither_chosen_nor_varied(tmp_path: Path, federation: Path) -> None:
     rest = REST + '[methods.fedsm]\n"method.pull" = 0.9\n"local.lr" = 0.3\n"method.selector_lr" = 0.1\n'
     suite = load_suite(write_suite(tmp_path, federation, HEAD, rest))

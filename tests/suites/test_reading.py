@@ -55,6 +55,12 @@ BAD_RESTS = [
     ('[choose]\n"method.pul" = [1]', "[choose] 'method.pul': no method here has key 'pul'; did you mean 'pull'?"),
     ('[grid]\n"study.seed" = [1, 2]', "[grid] 'study.seed' cannot be set here: seeds are in [suite] seeds."),
     ('[grid]\n"method.pull" = [0.5]\n[choose]\n"method.pull" = [0.7]', "'method.pull' is in both [grid] and [choose]"),
+    ('[choose_where]\n"local.lr" = [1]', "write [[choose_where]], with two brackets"),
+    ('[[choose_where]]\n"local.lr" = [1]', "[[choose_where]] needs `rows`"),
+    (
+        '[grid]\n"method.pull" = [0.5]\n[[choose_where]]\nrows = {"method.pull" = 0.6}\n"local.lr" = [1, 2]',
+        "[[choose_where]] rows: no row has method.pull = 0.6; it must be one of [grid]'s.",
+    ),
     ('[methods.fedprox]\n"local.lr" = 1', "[methods.fedprox]: 'fedprox' is not in [suite] methods"),
     ("[methods]\nfedavg = 3", "[methods] fedavg: write a section [methods.fedavg]"),
     ('[methods.fedsm]\n"method.mu" = 1', "[methods.fedsm] 'method.mu': [method] has no key 'mu'"),

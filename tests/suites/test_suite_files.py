@@ -24,19 +24,22 @@ def test_a_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
     suite = load_suite(path)
     assert suite.papers
-    assert len(suite.heading.seeds) == 3
+    quick_turns = path.stem == "fedsm_table5_11_12_quick"  # every site in turn is enough for minutes
+    assert len(suite.heading.seeds) == (1 if quick_turns else 3)
     assert (suite.phantom is not None) == path.stem.endswith("_quick")
     monkeypatch.chdir(tmp_path)
     kind = "prostate" if "table4" in path.stem else "retina"
     first = tmp_path / "any"  # any federation of the right dimensions will do to make the studies
     write_phantom("prostate", first, 18, 32, 0) if kind == "prostate" else write_toy(first)
     for seed in suite.heading.seeds:
-        shutil.copytree(first, tmp_path / (f"data/{kind}-64-s{seed}" if suite.phantom else f"data/{kind}{seed or ''}"))
+        shutil.copytree(
+            first, tmp_path / (f"{suite.phantom.to}-s{seed}" if suite.phantom else f"data/{kind}{seed or ''}")
+        )
     for row in rows(suite):
         for planned in trials(suite, row):
             study_of(suite, planned)
     assert reference(suite).method == (
-        "fedavg" if path.stem.split("_")[1] in ("table3", "table4", "table9") else "fedsm"
+        "fedavg" if path.stem.split("_")[1] in ("table3", "table4", "table5", "table9") else "fedsm"
     )
 
 
@@ -46,11 +49,17 @@ def test_the_two_forms_run_the_same_methods_and_stand_beside_the_same_tables() -
         assert (list(one.kinds), one.papers, one.grid) == (list(two.kinds), two.papers, two.grid)
 
 
-@pytest.mark.parametrize("table", ["table3", "table4", "table6", "table9", "table10"])
+@pytest.mark.parametrize("table", ["table3", "table4", "table6", "table9", "table10", "table12"])
 def test_the_papers_client_average_is_the_mean_of_its_clients(table: str) -> None:
     """A digit copied wrongly would show; 0.001, because the paper's own figures are rounded means of three runs."""
     for name, values in PAPER[table]["rows"].items():
         assert statistics.fmean(values[:6]) == pytest.approx(values[6], abs=1e-3), name
+
+
+@pytest.mark.parametrize("table", ["table5", "table11"])
+def test_the_papers_selection_frequencies_sum_to_one(table: str) -> None:
+    for name, values in PAPER[table]["rows"].items():
+        assert sum(float(value or 0) for value in values[1:8]) == pytest.approx(1, abs=0.011), name
 
 
 def test_table_3_is_the_mean_of_tables_9_and_10() -> None:

@@ -40,9 +40,10 @@ def read(sources: Sequence[Path]) -> Published:
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz, never unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is not an .npz archive; copy it again from its source.")
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise DataError(f"{path} is not an .npz archive; copy it again from its source.")
+        with archive:
             if missing := [key for key in keys if key not in archive]:
                 raise DataError(f"{path} has no {', '.join(missing)}; it has {', '.join(archive)}.")
             return {key: archive[key] for key in keys}

@@ -72,13 +72,17 @@ def bytes_array(value: Any) -> NDArray[np.uint8]:
 
 
 def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, Call) and value.name == "_codecs encode":  # how Python 3 writes bytes for Python 2
-        value = value.arguments[0]
     if isinstance(value, str):
         return value.encode("latin-1")
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     raise NotPlain("there are no bytes in the array")
+
+
+def _called(name: str, arguments: Any) -> Any:
+    if name == "_codecs encode" and arguments[1:] == ("latin1",):  # how Python 3 writes bytes for Python 2
+        return arguments[0].encode("latin-1")
+    return Call(name, arguments)
 
 
 class _Machine:
@@ -120,9 +124,10 @@ class _Machine:
         elif name == "STACK_GLOBAL":
             stack[-2:] = [Call(f"{stack[-2]} {stack[-1]}")]
         elif name == "REDUCE":
-            stack[-2:] = [Call(stack[-2].name, stack[-1])]
+            stack[-2:] = [_called(stack[-2].name, stack[-1])]
         elif name == "BUILD":
-            stack[-2].state = stack.pop()
+            state = stack.pop()
+            stack[-1].state = state
         else:
             raise NotPlain(f"it holds {name}")
 

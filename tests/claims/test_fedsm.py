@@ -1,0 +1,278 @@
+"""What FedSM's paper claims, on phantoms of the demo's size: mean over seeds 0 to 2 with paired 95 % intervals.
+
+    CONSILIUM_CLAIMS=claims python -m pytest -m claims -n 0 -s tests/claims/test_fedsm.py
+
+trains for about half an hour on two quiet cores and leaves every run, and the figures as `figures.txt`, in that
+folder; a second call trains nothing that is there. Without the variable a temporary folder is used.
+CONSILIUM_CLAIMS_TINY=1 tries the plumbing with a few rounds and cases: the claims then need not hold.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from consilium import simulation, tree
+from consilium.data.phantoms import write_phantom
+from consilium.demo import CASES, SIZE, study_file
+from consilium.methods.fedavg import FedAvg
+from consilium.methods.fedsm import FedSM
+from consilium.methods.local import Local
+from consilium.reports.reading import RunView
+from consilium.scores import ByCase, Paired, by_case, interval, paired, summarise
+from consilium.study import Study, load_study
+from consilium.suites import SuiteResult, run_suite
+from consilium.suites.tables import Entrant
+
+pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("claims"), pytest.mark.timeout(4 * 3600)]
+
+TINY = bool(os.environ.get("CONSILIUM_CLAIMS_TINY"))
+SEEDS = [0] if TINY else [0, 1, 2]
+ROUNDS, SHORT = (3, 2) if TINY else (100, 40)
+PIXELS = 32 if TINY else SIZE
+PULLS = [0.3, 0.9] if TINY else [0.3, 0.5, 0.7, 0.9]
+WORKERS = 2
+
+SUITE = """
+[suite]
+name = "{name}"
+methods = {methods}
+seeds = {seeds}
+
+[base.study]
+name = "{kind}-{rounds}"
+rounds = {rounds}
+score_every = {every}
+[base.preprocess]
+size = [{pixels}, {pixels}]
+{slices}
+[base.task]
+network = "unet2d"
+widths = [8, 16, 32, 64]
+residual_units = 0
+[base.local]
+optimizer = "adam"
+lr = 1e-3
+batch_size = 8
+
+[phantom]
+kind = "{kind}"
+to = "{data}"
+cases = {cases}
+size = {pixels}
+each_seed = true
+
+{rest}
+"""
+DEMO_PULL = '[methods.fedsm]\n"method.pull" = 0.8'  # as the demo's study, chosen on the validation cases of seed 3
+
+Tell = Callable[[str], None]
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs are kept."""
+    given = os.environ.get("CONSILIUM_CLAIMS")
+    folder = Path(given).resolve() if given else tmp_path_factory.mktemp("claims")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "figures.txt").write_text("", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def tell(place: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Tell:
+    """Figures go to the terminal and into a file, whether the claim holds or not."""
+
+    def say(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n  {text}")
+        with (place / "figures.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{request.node.name}: {text}\n")
+
+    return say
+
+
+class _Said:
+    """Progress, run by run."""
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def show(self, event: Mapping[str, object]) -> None: ...
+
+
+def trained(place: Path, name: str, kind: str, methods: list[str], rounds: int, rest: str) -> SuiteResult:
+    """The suite's runs, trained now or found in `place`."""
+    cases = 72 if TINY else {"retina": CASES, "prostate": 90}[kind]
+    text = SUITE.format(
+        name=name, methods=methods, seeds=SEEDS, kind=kind, rounds=rounds, every=max(1, rounds // 10), pixels=PIXELS,
+        slices='slices = "axial"' if kind == "prostate" else "", data=place / "data" / kind, cases=cases, rest=rest,
+    )  # fmt: skip
+    path = place / f"{name}.toml"
+    path.write_text(text, encoding="utf-8")
+    result = run_suite(path, place / "runs", WORKERS, _Said())
+    assert result.failed == ()
+    return result
+
+
+@pytest.fixture(scope="session")
+def demo(place: Path) -> SuiteResult:
+    return trained(place, "demo", "retina", ["pooled", "local", "fedavg", "fedsm"], ROUNDS, DEMO_PULL)
+
+
+@pytest.fixture(scope="session")
+def as_printed(place: Path) -> SuiteResult:
+    """FedSM with the selector stepping on every batch, as Algorithm 1 is written; else as in the demo."""
+    rest = f'{DEMO_PULL}\n"method.selector_training" = "paper"'
+    return trained(place, "as-printed", "retina", ["fedsm"], ROUNDS, rest)
+
+
+def said(found: Paired) -> str:
+    return f"{found.difference:+.4f} (95 % interval {found.low:+.4f} to {found.high:+.4f}, {found.cases} cases)"
+
+
+def entrant(result: SuiteResult, name: str) -> Entrant:
+    return result.tables[0].entrants[name]
+
+
+def against(result: SuiteResult, one: str, other: str) -> Paired:
+    found = paired(entrant(result, one).cases(SEEDS, "mean"), entrant(result, other).cases(SEEDS, "mean"))
+    assert found is not None
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- tables 3 and 7
+
+
+def test_fedsm_is_better_than_fedavg(demo: SuiteResult, tell: Tell) -> None:
+    found = against(demo, "FedSM", "FedAvg")
+    tell(f"FedSM − FedAvg, test Dice, site mean: {said(found)}")
+    assert found.low > 0
+
+
+def test_fedsm_is_as_good_as_pooled_training(demo: SuiteResult, tell: Tell) -> None:
+    found = against(demo, "FedSM", "Pooled (bound)")
+    tell(f"FedSM − pooled, test Dice, site mean, {ROUNDS} rounds: {said(found)}")
+    assert found.difference >= -0.02
+
+
+def test_local_models_fail_elsewhere(demo: SuiteResult, tell: Tell) -> None:
+    """At every site: the other sites' local models, on average, against its own."""
+    own: ByCase = {}
+    others: ByCase = {}
+    for run in entrant(demo, "Local (own site)").runs:
+        for site, cases in by_case(run.best_rows, "local", "dice", "mean", "test").items():
+            foreign = [
+                by_case(run.best_rows, "local", "dice", "mean", "test", of=of).get(site, {})
+                for of in _owners(run)
+                if of != site
+            ]
+            for case, value in cases.items():
+                own.setdefault(site, {})[f"{run.seed}/{case}"] = value
+                elsewhere = [found[case] for found in foreign if case in found]
+                others.setdefault(site, {})[f"{run.seed}/{case}"] = statistics.fmean(elsewhere)
+    found = paired(others, own)
+    assert found is not None
+    tell(f"other sites' local models − the site's own, test Dice, site mean: {said(found)}")
+    assert found.high < -0.2
+
+
+def _owners(run: RunView) -> set[str]:
+    return {row.of for row in run.best_rows if row.of}
+
+
+def test_the_selector_learns_in_step_and_collapses_as_printed(
+    demo: SuiteResult, as_printed: SuiteResult, tell: Tell
+) -> None:
+    """Routed right: the selector's most probable site is the case's own."""
+    right = {name: _routed(result) for name, result in (("synchronised", demo), ("paper", as_printed))}
+    for name, (share, low, high) in right.items():
+        tell(f"images routed to their own site, {name}: {share:.3f} (95 % interval {low:.3f} to {high:.3f})")
+    assert right["synchronised"][0] >= 0.95
+    assert right["paper"][0] < 0.35  # one site for all images is 1/6
+
+
+def _routed(result: SuiteResult) -> tuple[float, float, float]:
+    values: dict[str, list[float]] = {}
+    for run in entrant(result, "FedSM").runs:
+        for site, cases in by_case(run.best_rows, "super", "routed", "", "test").items():
+            values.setdefault(site, []).extend(cases.values())
+    share = statistics.fmean(statistics.fmean(found) for found in values.values())
+    return share, *interval(values)
+
+
+@pytest.fixture(scope="session")
+def sweeps(place: Path) -> Mapping[str, SuiteResult]:
+    grid = f'[grid]\n"method.pull" = {PULLS}'
+    return {kind: trained(place, f"pull-{kind}", kind, ["fedsm"], SHORT, grid) for kind in ("retina", "prostate")}
+
+
+def test_sites_that_differ_more_keep_more_of_their_own(sweeps: Mapping[str, SuiteResult], tell: Tell) -> None:
+    """The best λ on validation is larger on the retina phantom than on the prostate one (remark 1.1, section 4.2)."""
+    best = {}
+    for kind, result in sweeps.items():
+        levels = {model: {pull: _valid(result, pull, model) for pull in PULLS} for model in ("super", "personal")}
+        for model, found in levels.items():
+            listed = ", ".join(f"λ {pull:g} {level:.4f}" for pull, level in found.items())
+            tell(f"{kind}, validation Dice of the {model} model, site mean: {listed}")
+        best[kind] = max(PULLS, key=levels["super"].__getitem__)
+        low, high = min(PULLS), max(PULLS)
+        gap = against(result, f"FedSM (pull {high})", f"FedSM (pull {low})")
+        tell(f"{kind}, test Dice of λ {high:g} − λ {low:g}: {said(gap)}")
+    tell(f"best λ on validation: retina {best['retina']:g}, prostate {best['prostate']:g}")
+    assert best["retina"] > best["prostate"]
+
+
+def _valid(result: SuiteResult, pull: float, model: str) -> float:
+    runs = entrant(result, f"FedSM (pull {pull})").runs
+    found = [summarise(run.best_rows, "valid")[model]["dice"]["mean"]["site_mean"] for run in runs]
+    return statistics.fmean(found)
+
+
+# -------------------------------------------------------------------------------------------------- the two ends of λ
+
+
+@pytest.fixture(scope="session")
+def even(place: Path) -> Path:
+    """Six retina sites with equally many training cases, so that averaging by cases is uniform averaging."""
+    folder = place / "data" / "even"
+    if folder.exists():
+        return folder
+    write_phantom("retina", folder, 72 if TINY else CASES, PIXELS, 0)
+    tables = {path: path.read_text(encoding="utf-8").splitlines() for path in folder.glob("*/cases.csv")}
+    training = {path: [line for line in lines if ",train," in line] for path, lines in tables.items()}
+    fewest = min(map(len, training.values()))
+    for path, lines in tables.items():
+        dropped = set(training[path][fewest:])
+        path.write_text("\n".join(line for line in lines if line not in dropped) + "\n", encoding="utf-8")
+    return folder
+
+
+def short(method: str, federation: Path, **fields: object) -> Study:
+    changes = {"data.federation": f'"{federation}"', "study.rounds": 5, "study.score_every": 5}
+    changes |= {"preprocess.size": [PIXELS, PIXELS], **{f"method.{name}": value for name, value in fields.items()}}
+    return load_study(study_file(f"demo_{method}.toml"), [f"{key}={value}" for key, value in changes.items()])
+
+
+def test_at_one_over_k_soft_pull_is_uniform_averaging(even: Path, place: Path, tell: Tell) -> None:
+    fedavg = simulation.run(short("fedavg", even), place / "runs", WORKERS)
+    fedsm = simulation.run(short("fedsm", even, pull=1 / 6, optimizer_state='"fresh"'), place / "runs", WORKERS)
+    average = tree.load(fedavg.folder / "last.safetensors", FedAvg.Server).global_
+    personal = tree.load(fedsm.folder / "last.safetensors", FedSM.Server).personal
+    apart = max(float((w[name] - average[name]).abs().max()) for w in personal.values() for name in average)
+    tell(f"λ = 1/6, five rounds: largest difference of a weight from uniform averaging {apart:.1e}")
+    assert apart < 1e-4
+
+
+def test_at_one_soft_pull_is_local_training(even: Path, place: Path, tell: Tell) -> None:
+    local = simulation.run(short("local", even), place / "runs", WORKERS)
+    fedsm = simulation.run(short("fedsm", even, pull=1.0), place / "runs", WORKERS)
+    alone = tree.load(local.folder / "last.safetensors", Local.Server).local
+    personal = tree.load(fedsm.folder / "last.safetensors", FedSM.Server).personal
+    same = [site for site in alone if alone[site].digest == personal[site].digest]
+    tell(f"λ = 1, five rounds: {len(same)} of {len(alone)} personal models equal local training, bit by bit")
+    assert len(same) == len(alone) == 6
