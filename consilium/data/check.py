@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from consilium.data.case_table import read_table, write_table
 from consilium.data.images import (
     ImageError,
     ItkGeometry,
@@ -33,10 +34,8 @@ from consilium.data.site_folder import (
     Fault,
     Federation,
     SiteFolder,
-    read_table,
     refuse,
     survey,
-    write_table,
 )
 from consilium.errors import DataError
 

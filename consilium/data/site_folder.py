@@ -5,27 +5,21 @@ Reading them opens no image. Every fault is collected, so that none hides behind
 
 from __future__ import annotations
 
-import csv
-import difflib
-import io
 import json
-import os
 import re
-import shutil
-import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from consilium.data.images import IMAGE_SUFFIXES, stack_of, suffix_of
+from consilium.data.case_files import CaseFiles
+from consilium.data.case_table import COLUMNS, Table, read_table, write_table, write_text
 from consilium.errors import DataError
 from consilium.fields import nearest
 
 TASKS = ("segmentation", "classification")
 SPLITS = ("train", "valid", "test")
-COLUMNS = ("case", "patient", "split", "image", "label")
 
 
 @dataclass(frozen=True)
@@ -96,16 +90,6 @@ class Survey:
     rejected: tuple[Rejected, ...]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A cases.csv as it is, so that rewriting it changes nothing but what was meant."""
-
-    columns: tuple[str, ...]
-    rows: tuple[Mapping[str, str], ...]
-    encoding: str = "utf-8"  # "utf-8-sig" where a spreadsheet wrote a byte order mark
-    newline: str = "\n"
-
-
 def read_federation(folder: Path) -> Federation:
     """The federation in a folder; its tables are read and checked, its images are not opened."""
     found = survey(folder)
@@ -166,7 +150,7 @@ def write_federation_toml(
         inside = ", ".join(f"{_toml(outer)} = {_toml(list(inner))}" for outer, inner in contains.items())
         lines.append(f"contains = {{{inside}}}")
     folder.mkdir(parents=True, exist_ok=True)
-    return _write_text(folder / "federation.toml", "\n".join(lines) + "\n")
+    return write_text(folder / "federation.toml", "\n".join(lines) + "\n")
 
 
 def write_site(
@@ -193,50 +177,8 @@ def write_site(
         values = (case.name, case.patient, case.split, _inside(case.image, place), label)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     write_table(place / "cases.csv", Table(COLUMNS, tuple(rows)))
-    _write_text(place / "site.toml", "\n".join(lines) + "\n")
+    write_text(place / "site.toml", "\n".join(lines) + "\n")
     return place
-
-
-def read_table(path: Path) -> Table:
-    """A cases.csv with every cell stripped; rows of empty cells are left out."""
-    raw = path.read_bytes()
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError('is not UTF-8 text; save it as "CSV UTF-8".') from None
-    try:
-        lines = [[cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline=""), strict=True)]
-    except csv.Error as error:
-        raise DataError(f"is not a readable table ({error}); save it as comma-separated text.") from None
-    lines = [line for line in lines if any(line)]
-    if not lines:
-        raise DataError(f"is empty; its first line must be {','.join(COLUMNS)}.")
-    columns = _trimmed(lines[0], 0)
-    _refuse_columns(columns)
-    rows = []
-    for line in lines[1:]:
-        cells = _trimmed(line, len(columns))
-        row = dict(zip(columns, cells))
-        if len(cells) > len(columns):
-            row[""] = ",".join(cells[len(columns) :])  # _row_faults names it
-        rows.append(row)
-    encoding = "utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8"
-    return Table(tuple(columns), tuple(rows), encoding, "\r\n" if b"\r\n" in raw else "\n")
-
-
-def _trimmed(cells: list[str], width: int) -> list[str]:
-    """Without the empty cells a spreadsheet leaves at the end of a line, and filled up to `width`."""
-    last = max((i for i, cell in enumerate(cells) if cell), default=-1)
-    return cells[: last + 1] + [""] * (width - last - 1)
-
-
-def write_table(path: Path, table: Table) -> None:
-    """Writes a cases.csv in one step: a reader sees the old table or the new one."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, table.columns, lineterminator=table.newline)
-    writer.writeheader()
-    writer.writerows(table.rows)
-    _write_text(path, text.getvalue(), table.encoding)
 
 
 def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
@@ -252,7 +194,6 @@ def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
 
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a folder, a tensor name and a certificate
-_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _HEAD_KEYS = {"task": str, "labels": list, "dimensions": int, "channels": int, "contains": dict}
 _SITE_KEYS = {"name": str, "annotated": list, "source": str, "licence": str}
 _KINDS = {str: "text in quotes", list: "a list of texts", int: "a whole number", dict: "a table of lists"}
@@ -365,7 +306,7 @@ def _read_cases(
     if not table.rows:
         faults.append(Fault(site, "", file, "has no case; write one line per case."))
     masks = federation.task == "segmentation"
-    inside = _Inside(place)
+    inside = CaseFiles(place)
     seen: set[str] = set()
     split_of: dict[str, str] = {}
     cases = []
@@ -412,55 +353,6 @@ def _row_faults(row: Mapping[str, str], seen: set[str], split_of: Mapping[str, s
     return wrong
 
 
-class _Inside:
-    """Answers whether a path of a table is a file inside the site's folder, with one system call per file."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.root = os.path.realpath(place)
-        self.safe: dict[str, bool] = {}
-        self.stacks: dict[str, str] = {}
-
-    def fault(self, column: str, text: str) -> str:
-        stack, place = stack_of(Path(text))
-        if place is None:
-            sentence = self._fault(text)
-        else:  # thousands of cases may lie in one file
-            file = stack.as_posix()
-            sentence = self.stacks[file] = self.stacks[file] if file in self.stacks else self._fault(file)
-        return f"{column} {sentence}" if sentence else ""
-
-    def _fault(self, text: str) -> str:
-        if not text:
-            return "is missing; write a path relative to the site's folder."
-        if _ABSOLUTE.match(text) or ".." in re.split(r"[/\\]", text):
-            return f"{text!r} leaves the site's folder; write a path relative to it, without '..'."
-        if not suffix_of(Path(text)):
-            return f"{text!r} is not of an accepted format; use one of {', '.join(IMAGE_SUFFIXES)}."
-        full = self.place / text
-        try:
-            status = os.lstat(full)
-        except (OSError, ValueError):
-            remedy = "write '/' between folders" if "\\" in text else "correct the path, or copy the file there"
-            return f"{text!r} does not exist; {remedy}."
-        if not self._is_inside(full, stat.S_ISLNK(status.st_mode)):
-            return f"{text!r} is a link that leaves the site's folder; copy the file into it."
-        if not stat.S_ISREG(status.st_mode) and not full.is_file():
-            return f"{text!r} is not a file; give the path of the image itself."
-        return ""
-
-    def _is_inside(self, full: Path, is_link: bool) -> bool:
-        if is_link:
-            return self._within(os.path.realpath(full))
-        parent = os.path.dirname(full)
-        if parent not in self.safe:
-            self.safe[parent] = self._within(os.path.realpath(parent))
-        return self.safe[parent]
-
-    def _within(self, real: str) -> bool:
-        return real == self.root or real.startswith(self.root + os.sep)
-
-
 def _read_toml(path: Path, keys: Mapping[str, type], required: Sequence[str], wrong: list[str]) -> dict[str, Any]:
     """The keys of the right type; everything else is a sentence in `wrong`."""
     try:
@@ -490,19 +382,6 @@ def _is_a(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _refuse_columns(columns: Sequence[str]) -> None:
-    missing = [column for column in COLUMNS if column not in columns]
-    if missing and len(columns) == 1 and re.search("[;\t]", columns[0]):
-        raise DataError("has its cells separated by ';' or tabs; save it with commas between them.")
-    if missing:
-        others = [column for column in columns if column not in COLUMNS]
-        close = [near for column in missing for near in difflib.get_close_matches(column, others, n=1)]
-        hint = f" (rename {close[0]!r}?)" if close else ""
-        raise DataError(f"has no column {', '.join(missing)}{hint}; its first line must be {','.join(COLUMNS)}.")
-    if len(set(columns)) < len(columns):
-        raise DataError("has a column twice; keep one of them.")
-
-
 def _inside(path: Path, place: Path) -> str:
     relative = path.relative_to(place) if path.is_relative_to(place) else path
     if relative.is_absolute() or ".." in relative.parts:
@@ -512,15 +391,3 @@ def _inside(path: Path, place: Path) -> str:
 
 def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)  # JSON's texts and lists are TOML's
-
-
-def _write_text(path: Path, text: str, encoding: str = "utf-8") -> Path:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(text.encode(encoding))
-        if path.exists():
-            shutil.copymode(path, partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

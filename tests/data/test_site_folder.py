@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from consilium.data.case_table import read_table, write_table
 from consilium.data.site_folder import (
     Case,
     inside_of,
     read_federation,
-    read_table,
     survey,
     write_federation_toml,
     write_site,
-    write_table,
 )
 from consilium.errors import DataError
 

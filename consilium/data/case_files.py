@@ -1,0 +1,61 @@
+"""The files a site's table names: there, of an accepted format, and inside the site's folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from consilium.data.images import IMAGE_SUFFIXES, stack_of, suffix_of
+
+_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
+
+
+class CaseFiles:
+    """Answers whether a path of a table is a file inside the site's folder, with one system call per file."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.root = os.path.realpath(place)
+        self.safe: dict[str, bool] = {}
+        self.stacks: dict[str, str] = {}
+
+    def fault(self, column: str, text: str) -> str:
+        stack, place = stack_of(Path(text))
+        if place is None:
+            sentence = self._fault(text)
+        else:  # thousands of cases may lie in one file
+            file = stack.as_posix()
+            sentence = self.stacks[file] = self.stacks[file] if file in self.stacks else self._fault(file)
+        return f"{column} {sentence}" if sentence else ""
+
+    def _fault(self, text: str) -> str:
+        if not text:
+            return "is missing; write a path relative to the site's folder."
+        if _ABSOLUTE.match(text) or ".." in re.split(r"[/\\]", text):
+            return f"{text!r} leaves the site's folder; write a path relative to it, without '..'."
+        if not suffix_of(Path(text)):
+            return f"{text!r} is not of an accepted format; use one of {', '.join(IMAGE_SUFFIXES)}."
+        full = self.place / text
+        try:
+            status = os.lstat(full)
+        except (OSError, ValueError):
+            remedy = "write '/' between folders" if "\\" in text else "correct the path, or copy the file there"
+            return f"{text!r} does not exist; {remedy}."
+        if not self._is_inside(full, stat.S_ISLNK(status.st_mode)):
+            return f"{text!r} is a link that leaves the site's folder; copy the file into it."
+        if not stat.S_ISREG(status.st_mode) and not full.is_file():
+            return f"{text!r} is not a file; give the path of the image itself."
+        return ""
+
+    def _is_inside(self, full: Path, is_link: bool) -> bool:
+        if is_link:
+            return self._within(os.path.realpath(full))
+        parent = os.path.dirname(full)
+        if parent not in self.safe:
+            self.safe[parent] = self._within(os.path.realpath(parent))
+        return self.safe[parent]
+
+    def _within(self, real: str) -> bool:
+        return real == self.root or real.startswith(self.root + os.sep)
