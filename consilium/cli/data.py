@@ -13,13 +13,17 @@ from consilium.errors import DataError, StudyError
 
 
 def phantom(
-    kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate.")],
+    kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate, abdomen.")],
     to: Annotated[Path, typer.Option(help="The federation's folder; it must be new or empty.", metavar="DIR")],
     cases: Annotated[
         int | None, typer.Option(help="All cases of all sites and splits; by default as many as in the paper.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels per side; by default 256.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels per side; by default 256, of the abdomen 64.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other patients.")] = 0,
+    division: Annotated[
+        int | None,
+        typer.Option(help="Which of the UFPS paper's class divisions the abdomen's sites annotate: 1, 2, 3."),
+    ] = None,
 ) -> None:
     """Write a synthetic federation as site folders.
 
@@ -29,7 +33,7 @@ def phantom(
     from consilium.data.phantoms import write_phantom
     from consilium.data.site_folder import read_federation
 
-    write_phantom(kind, to, cases, size, seed)
+    write_phantom(kind, to, cases, size, seed, division)
     for site, splits in counts(read_federation(to)).items():
         typer.echo(f"{site}: " + ", ".join(f"{n} {split}" for split, n in splits.items() if n), err=True)
     typer.echo(str(to))

@@ -95,7 +95,7 @@ def _draw_table(picture: Volume, look: Look, field: float, back: float) -> None:
     y, x = np.mgrid[:size, :size] * (field / size) - field / 2
     under = back + 4 - (0.0016 * x**2 if look.table == "curved" else 0)
     shell = np.clip(1 - np.abs(y - under - 3) / max(4.0, field / size), 0, 1) * (np.abs(x) < 205)
-    picture += np.where(picture < -900, 700 * shell, 0).astype(np.float32)
+    picture += np.where(picture < -900, 900 * shell, 0).astype(np.float32)
 
 
 def _scan(

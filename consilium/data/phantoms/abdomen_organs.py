@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, map_coordinates
 
-from consilium.data.phantoms.abdomen_shapes import Grid, Point, Volume, column, ellipsoid, melted, tube
+from consilium.data.phantoms.abdomen_shapes import FAR, Grid, Point, Volume, column, ellipsoid, melted, tube
 
 LABELS = ("kidney", "liver", "spleen", "pancreas")
 TILE = 40  # cells per side of the texture's lattice
@@ -42,14 +42,14 @@ class Patient:
 
     def grid(self, slices: int, size: int, field: float, span: float, middle: float) -> Grid:
         """Where the voxels of a scan lie in the standard patient."""
-        z = ((np.arange(slices) + 0.5) / slices - 0.5) * span + middle
+        up = ((np.arange(slices) + 0.5) / slices - 0.5) * span + middle - self.place[2]
         at = ((np.arange(size) + 0.5) / size - 0.5) * field
-        w, v, u = np.meshgrid(z, at - self.place[1], at - self.place[0], indexing="ij")
+        w, v, u = np.meshgrid(up, at - self.place[1], at - self.place[0], indexing="ij")
         c, s = math.cos(self.roll), math.sin(self.roll)
-        x, y = (c * u + s * v) / self.stretch[0], (c * v - s * u) / self.stretch[1]
-        x, y, z = (np.asarray(axis, dtype=np.float32) for axis in (x, y, (w - self.place[2]) / self.stretch[2]))
-        pushed = [axis + _push(waves, x, y, z) for axis, waves in zip((x, y, z), self.waves)]
-        return Grid(*pushed, edge=max(field / size, span / slices, 1.2))
+        straight = (c * u + s * v, c * v - s * u, w)
+        x, y, z = (np.asarray(axis / by, dtype=np.float32) for axis, by in zip(straight, self.stretch))
+        px, py, pz = (_push(waves, x, y, z) for waves in self.waves)
+        return Grid(x + px, y + py, z + pz, max(field / size, span / slices, 1.2))
 
     def texture(self, grid: Grid, grain: float = 1.0) -> Volume:
         """Clouds of unit deviation, a few mm wide; a larger grain has larger clouds."""
@@ -99,7 +99,8 @@ def _draw_loop(rng: np.random.Generator) -> tuple[tuple[Point, ...], float, str]
     for _ in range(4):
         points.append((float(at[0]), float(at[1]), float(at[2])))
         at = np.clip(at + rng.normal(0, 1, 3) * (24, 13, 17), (-88, -74, -200), (88, -5, -36))
-    return tuple(points), float(rng.uniform(9, 14)), str(rng.choice(["fluid", "fluid", "contrast", "gas"], p=[0.4, 0.3, 0.15, 0.15]))
+    content = str(rng.choice(["fluid", "contrast", "gas"], p=[0.7, 0.15, 0.15]))
+    return tuple(points), float(rng.uniform(9, 14)), content
 
 
 def cavity(grid: Grid) -> Volume:
@@ -138,35 +139,37 @@ def kidneys(patient: Patient, grid: Grid) -> tuple[Volume, Volume, Volume]:
     return np.minimum(*shapes), np.minimum(*capsules), np.minimum(*hila)
 
 
-def liver(patient: Patient, grid: Grid, bed: Volume) -> Volume:
+def liver(patient: Patient, grid: Grid, bed: Volume, room: Volume) -> Volume:
     """A wedge under the right dome, a thin lobe across the middle; hollow underneath, where `bed` and bowel lie."""
-    centre, half, turn = _placed(patient, "liver", (-66.0, -10.0, 36.0), (84.0, 88.0, 92.0))
+    centre, half, turn = _placed(patient, "liver", (-66.0, -10.0, 36.0), (86.0, 90.0, 94.0))
     right = ellipsoid(grid, centre, half, turn)
     across, thin, turn = _placed(patient, "left lobe", (2.0, -50.0, 62.0), (72.0, 34.0, 36.0))
     left = ellipsoid(grid, across, thin, turn - 0.12, 0.20)
     # the lower face rises from the right flank to the left, and to the back of the middle
-    lower = 0.80 * (-64 + 0.62 * (grid.x + 110) + 0.16 * (grid.y + 20) - grid.z)
-    medial = 0.85 * (grid.x + 12 + 0.22 * (grid.y + 40) - 0.28 * (grid.z - 40))
+    lower = 0.80 * (-72 + 0.62 * (grid.x + 110) + 0.16 * (grid.y + 20) - grid.z)
+    medial = 0.85 * (grid.x + 10 + 0.22 * (grid.y + 40) - 0.28 * (grid.z - 40))
     body = melted(np.maximum(right, np.maximum(lower, medial)), left, 18)
     groove = column(grid, -22.0, 30.0, 15.0, 15.0)  # the vena cava's
-    free = np.maximum(body, np.maximum(cavity(grid) + 4, diaphragm(grid) + 4))
-    return np.maximum(free, np.maximum(-bed, -groove))
+    behind = np.minimum(grid.x + 88, grid.y - 44)  # nothing of it lies behind the kidney
+    return np.maximum(np.maximum(body, room + 4), np.maximum(np.maximum(-bed, -groove), behind))
 
 
-def spleen(patient: Patient, grid: Grid, bed: Volume) -> Volume:
+def spleen(patient: Patient, grid: Grid, bed: Volume, room: Volume) -> Volume:
     """A slice of orange against the left ribs behind, hollowed by the stomach and the kidney."""
-    centre, half, turn = _placed(patient, "spleen", (92.0, 28.0, 48.0), (33.0, 45.0, 52.0))
+    centre, half, turn = _placed(patient, "spleen", (90.0, 28.0, 46.0), (38.0, 50.0, 56.0))
     orange = ellipsoid(grid, centre, half, turn + 0.45, -0.15)
-    hollow = ellipsoid(grid, (centre[0] - 42, centre[1] - 22, centre[2]), (38.0, 40.0, 60.0), 0.3)
-    free = np.maximum(cavity(grid) + 4, diaphragm(grid) + 4)
-    return np.maximum(np.maximum(orange, free), np.maximum(-hollow, -bed))
+    hollow = ellipsoid(grid, (centre[0] - 46, centre[1] - 24, centre[2]), (38.0, 40.0, 60.0), 0.3)
+    return np.maximum(np.maximum(orange, room + 4), np.maximum(-hollow, -bed))
 
 
 def pancreas_course(patient: Patient) -> tuple[list[Point], list[float]]:
     """Head in the duodenum's arm, body over the spine, tail towards the spleen."""
     part = patient.parts["pancreas"]
-    turn = part.turn * 60
-    course = [(-34, -2, -34), (-36, -6, -14), (-16, -22, -2), (8, -30, 6), (34, -20, 14 + turn), (58, -2, 22 + turn), (78, 14, 30 + turn)]
+    rise = 60 * part.turn
+    course = [
+        *((-34, -2, -34), (-36, -6, -14), (-16, -22, -2), (8, -30, 6)),
+        *((34, -20, 14 + rise), (58, -2, 22 + rise), (78, 14, 30 + rise)),
+    ]
     radii = [11.0, 15.0, 10.5, 10.0, 11.5, 11.0, 8.5]
     thick = (part.size[0] * part.size[1] * part.size[2]) ** 0.8
     points: list[Point] = [(x + part.shift[0], y + part.shift[1], z + part.shift[2]) for x, y, z in course]
@@ -174,5 +177,9 @@ def pancreas_course(patient: Patient) -> tuple[list[Point], list[float]]:
 
 
 def pancreas(patient: Patient, grid: Grid, texture: Volume) -> Volume:
-    """Lobulated, flat from front to back."""
-    return np.asarray(tube(grid, *pancreas_course(patient)) + 1.6 * texture, dtype=np.float32)
+    """Lobulated: its surface follows the texture."""
+    points, radii = pancreas_course(patient)
+    shape = np.full(grid.x.shape, FAR, dtype=np.float32)
+    box = grid.around(points, 40)
+    shape[box] = tube(grid.cut(box), points, radii) + 1.6 * texture[box]
+    return shape

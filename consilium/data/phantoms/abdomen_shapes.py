@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Volume = NDArray[np.float32]  # (slice, row, column), or what broadcasts to it
+Volume = NDArray[np.floating[Any]]  # float32, (slice, row, column), or what broadcasts to it
 Point = tuple[float, float, float]  # x, y, z in mm
 
 FAR = np.float32(99.0)
@@ -25,15 +27,23 @@ class Grid:
     z: Volume
     edge: float  # how wide an edge is drawn
 
-    def box(self, low: Sequence[float], high: Sequence[float]) -> tuple[slice, slice, slice]:
-        """The smallest box of voxels that holds the box between two corners."""
-        spans = []
-        inside = np.ones(self.x.shape, dtype=bool)
-        for axis, first, last in zip((self.x, self.y, self.z), low, high):
-            inside &= (axis > first) & (axis < last)
-        for axis in range(3):
-            hit = np.flatnonzero(inside.any(axis=tuple(other for other in range(3) if other != axis)))
-            spans.append(slice(int(hit[0]), int(hit[-1]) + 1) if hit.size else slice(0, 0))
+    @cached_property
+    def _spans(self) -> list[tuple[Volume, Volume, int]]:
+        """For x, y and z: the least and the greatest value along the array axis that carries it."""
+        found = []
+        for values, axis in ((self.x, 2), (self.y, 1), (self.z, 0)):
+            others = tuple(other for other in range(3) if other != axis)
+            found.append((values.min(axis=others), values.max(axis=others), axis))
+        return found
+
+    def around(self, points: Sequence[Point], reach: float) -> tuple[slice, slice, slice]:
+        """A box of voxels that holds all within `reach` of these points."""
+        corners = np.array(points)
+        low, high = corners.min(axis=0) - reach, corners.max(axis=0) + reach
+        spans = [slice(0, 0)] * 3
+        for first, last, (least, greatest, axis) in zip(low, high, self._spans):
+            hit = np.flatnonzero((greatest > first) & (least < last))
+            spans[axis] = slice(int(hit[0]), int(hit[-1]) + 1) if hit.size else slice(0, 0)
         return spans[0], spans[1], spans[2]
 
     def cut(self, box: tuple[slice, slice, slice]) -> Grid:
@@ -60,20 +70,13 @@ def column(grid: Grid, x: Volume | float, y: Volume | float, rx: Volume | float,
 def tube(grid: Grid, points: Sequence[Point], radii: Sequence[float]) -> Volume:
     """A chain of round pieces whose thickness changes evenly from point to point."""
     distance = np.full(grid.x.shape, FAR, dtype=np.float32)
-    reach = max(radii) + 15
-    corners = np.array(points)
-    box = grid.box(corners.min(axis=0) - reach, corners.max(axis=0) + reach)
-    near = grid.cut(box)
-    if near.x.size == 0:
-        return distance
-    part = distance[box]
     for (ax, ay, az), (bx, by, bz), ra, rb in zip(points, points[1:], radii, radii[1:]):
         vx, vy, vz = bx - ax, by - ay, bz - az
         length = max(vx * vx + vy * vy + vz * vz, 1e-6)
-        dx, dy, dz = near.x - ax, near.y - ay, near.z - az
+        dx, dy, dz = grid.x - ax, grid.y - ay, grid.z - az
         along = np.clip((dx * vx + dy * vy + dz * vz) / length, 0, 1)
         gap = np.sqrt((dx - along * vx) ** 2 + (dy - along * vy) ** 2 + (dz - along * vz) ** 2)
-        np.minimum(part, gap - (ra + along * (rb - ra)), out=part)
+        np.minimum(distance, gap - (ra + along * (rb - ra)), out=distance)
     return distance
 
 
