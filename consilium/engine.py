@@ -261,7 +261,7 @@ class _Run:
         events = {(e["event"], e.get("round"), e.get("site")): e for e in self.folder.events()}.values()
         train = [event for event in events if event["event"] == "train"]
         rounds = {key: mark.round for key, mark in best.valid.items()}
-        return run_summary(
+        summary = run_summary(
             method=self.study.method_name,
             seed=self.study.plan.seed,
             rounds=self.study.plan.rounds,
@@ -277,6 +277,16 @@ class _Run:
             peak_memory_mb=round3(peak_memory_mb() + max(self.memory_mb.values(), default=0.0)),
             best_rounds=rounds,
         )
+        hidden = self._hidden()
+        return {**summary, "hidden": hidden} if hidden else summary
+
+    def _hidden(self) -> dict[SiteName, list[str]]:
+        """What was scored on test masks though the site does not annotate it: known only because this is a trial."""
+        if self.study.data.test_masks != "complete":
+            return {}
+        drawn = {name: facts["labels"] for name, facts in self.roll.facts.items()}
+        unknown = {name: [x for x in self.task.labels if x not in labels] for name, labels in drawn.items()}
+        return {name: labels for name, labels in sorted(unknown.items()) if labels}
 
 
 def round3(number: float) -> float:

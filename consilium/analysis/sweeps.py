@@ -164,16 +164,18 @@ def _routed(model: SuperModel, batch: Batch, site: str, outside: bool, split: st
         own |= dict(zip(members, model.personal[sites[k]].answer(batch.images[members]).output, strict=True))
     found = []
     for i, case in enumerate(batch.cases):
-        scores = [_headline(model.task, output, batch.truth[i]) for output in (shared[i], own[i])]
+        known = batch.labels_of(i)
+        scores = [_headline(model.task, output, batch.truth[i], known) for output in (shared[i], own[i])]
         if all(map(math.isfinite, scores)):  # a case whose truth is empty has no score
             sure = float(chances[i, liked[i]])
             found.append(Routed(site, outside, split, case, sites[liked[i]], sure, scores[0], scores[1]))
     return found
 
 
-def _headline(task: Task, output: Tensor, truth: Tensor) -> float:
+def _headline(task: Task, output: Tensor, truth: Tensor, known: Sequence[str] | None) -> float:
     """The deciding score of a case, mean over its labels; NaN if it has none of them."""
-    values = [mark.value for mark in task.score(output, truth, full=False) if mark.metric == task.headline]
+    marks = task.score(output, truth, full=False, labels=known)
+    values = [mark.value for mark in marks if mark.metric == task.headline]
     return statistics.fmean(values) if values else math.nan
 
 

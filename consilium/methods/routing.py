@@ -135,16 +135,18 @@ def _candidates(
 ) -> Iterator[tuple[Any, ...]]:
     """How sure the selector is, and the scores of the global and the chosen personal model: by image or by volume."""
     if batch.volume and route == "volume":
-        both = [_headline(task, output.transpose(0, 1), batch.truth) for output in (common, own)]
+        both = [_headline(task, output.transpose(0, 1), batch.truth, batch.labels_of(0)) for output in (common, own)]
         yield float(sure[0]), *both
         return
     for i in range(len(batch.images)):
-        yield float(sure[i]), *(_headline(task, output[i], batch.truth[i]) for output in (common, own))
+        known = batch.labels_of(i)
+        yield float(sure[i]), *(_headline(task, output[i], batch.truth[i], known) for output in (common, own))
 
 
-def _headline(task: Task, output: Tensor, truth: Tensor) -> float | None:
+def _headline(task: Task, output: Tensor, truth: Tensor, known: Sequence[str] | None) -> float | None:
     """The deciding score of a case, mean over its labels; None if it has none of them."""
-    values = [mark.value for mark in task.score(output, truth, full=False) if mark.metric == task.headline]
+    marks = task.score(output, truth, full=False, labels=known)
+    values = [mark.value for mark in marks if mark.metric == task.headline]
     return sum(values) / len(values) if values else None
 
 
