@@ -84,6 +84,7 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "costs": drawings.costs(comparison.groups) if comparison else [],
         "cost": drawings.cost_picture(comparison.groups, tints) if comparison else None,
         "labels": _label_tables(comparison) if comparison else [],
+        "hidden": _hidden(runs),
         "missed": _missed(every),
         "same": _same(runs),
         "differing": _differing(every),
@@ -190,6 +191,12 @@ def _scores(run: RunView) -> dict[str, dict[str, Any]]:
         return {}
     found: dict[str, dict[str, Any]] = run.summary["best"]["scores"].get(run.headline.model, {})
     return found
+
+
+def _hidden(runs: Sequence[RunView]) -> str:
+    """What was scored though its site does not annotate it, site by site."""
+    found = {(site, tuple(names)) for run in runs for site, names in (run.summary or {}).get("hidden", {}).items()}
+    return "; ".join(f"{', '.join(names)} at {site}" for site, names in sorted(found))
 
 
 def _missed(every: Sequence[Group]) -> list[tuple[str, str, str, int]]:
