@@ -19,7 +19,7 @@ from consilium.site import Roster, SiteCard
 from consilium.study import Study
 from consilium.tree import Packet
 from consilium.weights import SiteName
-from consilium.worker import POOLED, members_of
+from consilium.worker import POOLED, check_annotation, members_of
 
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -42,6 +42,7 @@ class SimulatedWire(ABC):
         """Open every site (its cache is made now) and fix the roster."""
         federation = self.study.federation()
         members = members_of(self.study, federation)
+        check_annotation(self.study, federation, members)
         guests = sorted(self.study.plan.leave_out)
         answers = dict(self.ask({name: self._request("card", name) for name in (*members, *guests)}))
         for name, answer in answers.items():
