@@ -102,27 +102,25 @@ class SimulatedWire(ABC):
         self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
     ) -> Iterator[tuple[SiteName, Answer]]:
         self.spool.mkdir(parents=True, exist_ok=True)
-        written: dict[int, Path] = {}
+        written: dict[int, Path] = {}  # sites that are sent the same packet read the same file
         for name, packet in packets.items():
-            path = self._path(name, "order")
-            path.unlink(missing_ok=True)
-            if id(packet) in written:
-                path.hardlink_to(written[id(packet)])
-            else:
-                tree.write(packet, path)
-                written[id(packet)] = path
+            if id(packet) not in written:
+                written[id(packet)] = self._path(name, "order")
+                tree.write(packet, written[id(packet)])
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
-        return self.ask({name: self._request(do, name, head) for name in names})
+        return self.ask({name: self._request(do, name, head, written[id(packets[name])]) for name in names})
 
-    def _request(self, do: str, site: SiteName, head: Envelope | None = None) -> dict[str, Any]:
+    def _request(
+        self, do: str, site: SiteName, head: Envelope | None = None, order: Path | None = None
+    ) -> dict[str, Any]:
         return {
             "do": do,
             "run": str(self.folder),
             "site": site,
             "roster": self._cards,
             "head": head.for_site(site).to_json() if head else None,
-            "order": str(self._path(site, "order")),
+            "order": str(order),
             "reply": str(self._path(site, "reply")),
         }
 
