@@ -176,16 +176,15 @@ class Waiting:
 
     def __init__(self) -> None:
         self.asked = 0
-        self._busy, self._stopped = threading.Event(), threading.Event()
+        self.busy, self._stopped = threading.Event(), threading.Event()
 
     def ask(self, request: Any) -> dict[str, Any]:
         self.asked += 1
-        self._busy.set()
+        self.busy.set()
         self._stopped.wait(10)
         return {"error": "the worker process died", "died": True}
 
     def stop(self) -> None:
-        self._busy.wait(10)
         self._stopped.set()
 
     def forget(self) -> None: ...
@@ -199,9 +198,11 @@ def test_a_pool_that_is_closed_starts_nothing_again() -> None:
     process = Waiting()
     pool.processes = [process]  # type: ignore[list-item]
     pool._idle.put(process)  # type: ignore[arg-type]
+
     answers = pool.ask({name: {"do": "score"} for name in ("ada", "bea")})
-    listener = threading.Thread(target=lambda: next(answers))
+    listener = threading.Thread(target=lambda: next(answers), daemon=True)
     listener.start()
+    process.busy.wait(10)
     pool.close()
     listener.join(10)
     assert process.asked == 1
