@@ -29,6 +29,15 @@ from consilium.federation.project import OFFICE, Project
 from consilium.store import write_json
 
 ALLOWED = ["consilium.federation"]  # the only classes a job may name
+RIGHTS = {  # of the office, everywhere: studies and nothing else; no code in jobs, no commands on other machines
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": {
+            **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view"), "any"),
+            **dict.fromkeys(("operate", "shell_commands", "byoc", "server-predeployed-flwr"), "none"),
+        }
+    },
+}
 
 
 def make_kits(project: Project, to: Path) -> dict[str, Path]:
@@ -79,9 +88,6 @@ def _settle(kit: Path, name: str, project: Project) -> None:
     parts = {part["id"]: part for part in settings["components"]}
     if name == "server":
         settings["servers"][0]["heart_beat_timeout"] = 60
-        storage = settings["snapshot_persistor"]["args"]["storage"]["args"]
-        storage["root_dir"] = str((kit / "snapshots").resolve())
-        parts["job_manager"]["args"]["uri_root"] = str((kit / "jobs").resolve())
         parts["job_scheduler"]["args"] = {
             "max_jobs": 1,
             "max_schedule_count": 1_000_000,
@@ -89,8 +95,10 @@ def _settle(kit: Path, name: str, project: Project) -> None:
             "max_schedule_interval": 10.0,
         }
         del parts["log_receiver"]
+        parts["returning"] = {"id": "returning", "path": "consilium.federation.returning.Returning", "args": {}}
     else:
         settings["allow_log_streaming"] = False
         del parts["site_log_streamer"]
     settings["components"] = list(parts.values())
     write_json(settings, kit / "local" / "resources.json")
+    write_json(RIGHTS, kit / "local" / "authorization.json")

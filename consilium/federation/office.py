@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from consilium.errors import RunError, StudyError, WorkError
 from consilium.federation.project import OFFICE
 from consilium.federation.supervisor import kit_of
+from consilium.store import read_json
 from consilium.study import Study, with_plan
 
 LAST = ("FINISHED", "FAILED", "ABANDONED")
@@ -112,6 +114,50 @@ class Office:
     def jobs(self) -> list[Mapping[str, Any]]:
         with _quietly():
             return list(self.session.list_jobs())
+
+    def journal(self, job: str, after: int = 0) -> list[Mapping[str, Any]]:
+        """The events of a run, from number `after` on; of a job that is over, out of its results."""
+        if self.state(job) == "RUNNING":
+            with _quietly(), contextlib.suppress(Exception):  # it may end between the two questions
+                return list(self.session.do_app_command(job, "journal", {"after": after})["events"])
+        with self._results(job) as found:
+            paths = list(found.glob("*/journal.jsonl"))
+            lines = paths[0].read_text(encoding="utf-8").splitlines() if paths else []
+            return [json.loads(line) for line in lines[after:]]
+
+    def outcome(self, job: str) -> Mapping[str, Any]:
+        """How a job that is over ended: `state` and what was `said`."""
+        with self._results(job) as found:
+            facts: Mapping[str, Any] = read_json(found / "outcome.json")
+            return facts
+
+    def fetch(self, job: str, runs: Path) -> Path:
+        """The run folder of a job that is over."""
+        with self._results(job) as found:
+            outcome = read_json(found / "outcome.json")
+            if not (found / outcome["run"]).is_dir():
+                raise RunError(f"job {job} left no run folder: {outcome['said'] or outcome['state']}")
+            target = runs / str(outcome["run"])
+            shutil.copytree(found / outcome["run"], target, dirs_exist_ok=True)
+        return target
+
+    @contextlib.contextmanager
+    def _results(self, job: str) -> Iterator[Path]:
+        state = self.state(job)
+        if not state.startswith(LAST):
+            raise RunError(f"job {job} is not over yet ({state.lower()}); wait for it, or stop it.")
+        with tempfile.TemporaryDirectory() as folder:
+            with _quietly():
+                place = Path(self.session.download_job_result(job, folder))
+            found = next(iter(sorted(place.rglob("results/outcome.json"))), None)
+            if found is None:
+                raise RunError(f"job {job} left no results ({state.lower()}); the server's log says why.")
+            yield found.parent
+
+    def resume(self, job: str) -> str:
+        """A new job that goes on where the run of this one stands."""
+        with _quietly():
+            return str(self.session.clone_job(job))
 
     def stop(self, job: str) -> None:
         with _quietly():

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import shutil
+import threading
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +18,7 @@ from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.reliable_message import ReliableMessage
 
@@ -23,35 +29,80 @@ from consilium.run_folder import RunFolder
 from consilium.store import write_json
 from consilium.study import load_study
 from consilium.weights import SiteName
-from consilium.wires.flare import REASONS, TOPIC, Answer, FlareWire, GoOn
+from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, FlareWire, GoOn
 
-PIECE = 300.0  # seconds one message may take to arrive before it is sent again
+KNOCK = 2.0  # seconds before a site is asked again whether its process is up
+SLOWEST = 125_000  # bytes per second a message is given before it is sent again
+
+
+@dataclass
+class _Order:
+    """What the server waits for."""
+
+    site: SiteName
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: Answer = field(default_factory=lambda: Answer({}, error="late"))
 
 
 class _Line:
-    """The sites of this job, through NVIDIA FLARE's reliable messages: a short break of the network loses nothing."""
+    """The sites of this job.
+
+    An order is sent until the site confirms it; the answer comes as a message of its own, which the site repeats until
+    it is confirmed. So a break of the network shorter than the deadline loses nothing.
+    """
 
     def __init__(self, fl_ctx: FLContext, kit: Path, abort: Signal) -> None:
         self._engine = fl_ctx.get_engine()
         self._abort = abort
         self._returned = returned_folder(kit, fl_ctx.get_job_id())
+        self._orders: dict[str, _Order] = {}
+        self._up: set[SiteName] = set()
+        self._dropped: list[tuple[SiteName, str]] = []
+        ReliableMessage.register_request_handler(ANSWER, self._receive, fl_ctx)
 
     def ask(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+        end = time.monotonic() + seconds
+        name = secrets.token_hex(16)
+        order = self._orders[name] = _Order(site)
+        try:
+            if self._hand_over(site, {**request, "order": name, "seconds": seconds}, body, end):
+                while not order.done.wait(0.2) and time.monotonic() < end and not self._abort.triggered:
+                    pass
+            return order.answer
+        finally:
+            del self._orders[name]
+
+    def _hand_over(self, site: SiteName, request: Mapping[str, Any], body: bytes, end: float) -> bool:
+        """Whether the site has confirmed the order."""
+        while (left := end - time.monotonic()) > 0 and not self._abort.triggered:
+            if site not in self._up:
+                if self._send(site, {}, b"", KNOCK):
+                    self._up.add(site)
+                else:
+                    time.sleep(0.2)  # an unknown site is answered at once
+            elif self._send(site, request, body, min(left, 30 + len(body) / SLOWEST)):
+                return True
+            else:
+                self._up.discard(site)
+        return False
+
+    def _send(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> bool:
         message = Shareable()
         message["request"] = json.dumps(request)
         message["body"] = body
         with self._engine.new_context() as fl_ctx:
-            piece = min(PIECE, seconds / 2)
-            reply = ReliableMessage.send_request(site, TOPIC, message, piece, seconds, self._abort, fl_ctx)
-        if reply.get_return_code() != ReturnCode.OK:
-            return Answer({}, error="late")
-        try:
-            facts, body, error = json.loads(reply["facts"]), reply["body"], reply["error"]
-            if isinstance(facts, dict) and isinstance(body, bytes) and (error == "" or error in REASONS):
-                return Answer(facts, body, error)
-        except (KeyError, TypeError, ValueError):
-            pass
-        return Answer({}, error="damaged")
+            replies = self._engine.send_aux_request([site], ORDER, message, seconds, fl_ctx, optional=True) or {}
+        return site in replies and replies[site].get_return_code() == ReturnCode.OK
+
+    def _receive(self, topic: str, message: Shareable, fl_ctx: FLContext) -> Shareable:
+        sender = str(fl_ctx.get_peer_context().get_identity_name())
+        order = self._orders.get(str(message.get("order")))
+        if order is None or order.site != sender:
+            self._dropped.append((sender, "an answer nobody waits for any more"))
+        else:
+            order.answer = _read(message)
+            order.done.set()
+        return make_reply(ReturnCode.OK)
 
     def here(self) -> set[SiteName]:
         return {client.name for client in self._engine.get_clients()}
@@ -59,8 +110,41 @@ class _Line:
     def back(self) -> set[SiteName]:
         return {path.name for path in self._returned.glob("*")}
 
+    def dropped(self) -> list[tuple[SiteName, str]]:
+        found, self._dropped = self._dropped, []
+        return found
+
     def stopped(self) -> bool:
         return bool(self._abort.triggered)
+
+
+def _read(message: Shareable) -> Answer:
+    """An answer, or that it is not one."""
+    try:
+        facts, body, error = json.loads(message["facts"]), message["body"], message["error"]
+        if isinstance(facts, dict) and isinstance(body, bytes) and (error == "" or error in REASONS):
+            return Answer(facts, body, error)
+    except (KeyError, TypeError, ValueError):
+        pass
+    return Answer({}, error="damaged")
+
+
+def _journal(topic: str, asked: Mapping[str, Any], fl_ctx: FLContext, folder: RunFolder) -> dict[str, Any]:
+    """For the office: the journal's events from number `after` on."""
+    events = folder.events()
+    return {"run": folder.path.name, "events": events[int((asked or {}).get("after", 0)) :]}
+
+
+def _hand_out(folder: RunFolder, to: Path, outcome: Mapping[str, Any]) -> None:
+    """Put the run where NVIDIA FLARE looks for a job's results; files are linked, not copied."""
+    to.mkdir(parents=True, exist_ok=True)
+    write_json(outcome, to / "outcome.json")
+    if folder.path.exists():
+        leave = shutil.ignore_patterns("spool", ".lock", "store", "server")
+        try:
+            shutil.copytree(folder.path, to / folder.path.name, ignore=leave, copy_function=os.link)
+        except OSError:
+            shutil.rmtree(to / folder.path.name, ignore_errors=True)  # a full disk: the run folder itself is whole
 
 
 class ServerJob(Controller):  # type: ignore[misc]
@@ -73,6 +157,7 @@ class ServerJob(Controller):  # type: ignore[misc]
         kit = Path(workspace.get_root_dir())
         study = load_study(Path(workspace.get_app_config_dir(job)) / "study.toml")
         folder = RunFolder.create(study, runs_of(kit))
+        fl_ctx.get_engine().register_app_command("journal", _journal, folder)
         outcome: dict[str, Any] = {"job": job, "run": folder.path.name, "state": "running", "said": ""}
         write_json(outcome, outcome_path(kit, job))
         try:
@@ -90,6 +175,7 @@ class ServerJob(Controller):  # type: ignore[misc]
             if outcome["state"] == "running":
                 outcome |= {"state": "failed", "said": "the server's own log says why"}
             write_json(outcome, outcome_path(kit, job))
+            _hand_out(folder, Path(workspace.get_run_dir(job)) / "results", outcome)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         pass

@@ -17,6 +17,10 @@ from consilium.errors import DataError
 from consilium.federation.hospital import read_hospital
 from consilium.store import read_json, write_json
 
+QUICK = {
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
+    "NVFLARE_RM_QUERY_INTERVAL": "1",
+}
 PAUSE = 2.0  # seconds before a process that ended is started again
 
 
@@ -51,7 +55,7 @@ def environment(hospital: Path | None = None) -> dict[str, str]:
     """One thread per process, this package first, and of a site its hospital.toml."""
     paths = [path for path in (os.getcwd(), *sys.path) if path]
     own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **own}
+    return {**os.environ, **QUICK, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **own}
 
 
 def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list[str], dict[str, str]]:

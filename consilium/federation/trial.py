@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -14,12 +13,10 @@ from pathlib import Path
 from consilium.errors import StudyError, WorkError
 from consilium.federation.kits import make_kits
 from consilium.federation.office import Office, open_office
-from consilium.federation.places import outcome_path, runs_of
+from consilium.federation.places import runs_of
 from consilium.federation.project import Project
 from consilium.federation.supervisor import end, prepare, start
 from consilium.fields import to_toml
-from consilium.run_folder import RunFolder
-from consilium.store import read_json
 from consilium.study import Study, with_plan
 
 
@@ -36,6 +33,10 @@ class Local:
         kind = "server" if name == "server" else "site"
         arguments, variables = prepare(kit, kind, None if kind == "server" else self.hospital(name))
         self.processes[name] = start(kit, arguments, variables)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            end(process)
 
     def hospital(self, name: str) -> Path:
         return self.folder / "hospitals" / name / "hospital.toml"
@@ -66,7 +67,7 @@ def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iter
         }
         path.write_text("".join(f"{key} = {to_toml(value)}\n" for key, value in lines.items()), encoding="utf-8")
     with ExitStack() as stack:
-        stack.callback(lambda: [end(process) for process in local.processes.values()])
+        stack.callback(local.end)
         for name in ("server", *sites):
             local.start(name)
         office = stack.enter_context(open_office(kits["office"], 60.0))
@@ -81,18 +82,17 @@ def try_federation(study: Study, count: int | None, runs: Path) -> Path:
         raise StudyError(f"--sites {count}: the study has {len(names)} sites.")
     members = names[:count]
     study = with_plan(study, sites=members)
-    with tempfile.TemporaryDirectory(prefix="consilium-") as folder:
-        with local_federation(study, tuple(sorted({*members, *study.plan.leave_out})), Path(folder)) as (local, office):
-            job = office.submit(study)
-            office.wait(job)
-            outcome = read_json(outcome_path(local.kits["server"], job))
-            found = local.runs / outcome["run"]
-            target = runs / found.name
-            if found.exists():
-                shutil.copytree(found, target, dirs_exist_ok=True)
+    everyone = tuple(sorted({*members, *study.plan.leave_out}))
+    with (
+        tempfile.TemporaryDirectory(prefix="consilium-") as folder,
+        local_federation(study, everyone, Path(folder)) as (_, office),
+    ):
+        job = office.submit(study)
+        office.wait(job)
+        outcome = office.outcome(job)
         if outcome["state"] != "finished":
             raise WorkError(str(outcome["said"]))
-    return RunFolder.open(target).path
+        return office.fetch(job, runs)
 
 
 def free_port() -> int:

@@ -27,7 +27,7 @@ from consilium.study import Study
 from consilium.tree import Packet, PacketError
 from consilium.weights import SiteName
 
-TOPIC = "consilium"
+ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
 TICK = 0.5  # seconds between two looks at who has gone
 ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
 REASONS = {
@@ -67,10 +67,11 @@ class Line(Protocol):
     def ask(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer: ...
     def here(self) -> set[SiteName]: ...  # sites whose processes take part in this job
     def back(self) -> set[SiteName]: ...  # sites that started again since, and wait for a new job
+    def dropped(self) -> list[tuple[SiteName, str]]: ...  # messages since the last question that were not wanted
     def stopped(self) -> bool: ...
 
 
-class GoOn(Exception):  # noqa: N818 - not a failure
+class GoOn(Exception):
     """A site is back: the run goes on as a new job, in which it takes part."""
 
 
@@ -224,6 +225,8 @@ class FlareWire:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
             for future in done:
                 yield open_.pop(future), future.result()
+            for name, why in self.line.dropped():
+                self.folder.note("dropped", site=name, why=why)
             if self.line.stopped():
                 raise WorkError(
                     "the run was stopped; what was committed is saved, `consilium federation resume` goes on."
