@@ -11,8 +11,9 @@ from typing import Any
 
 from consilium.data.site_folder import Federation, read_own_site
 from consilium.errors import DataError, StudyError
-from consilium.fields import fill
+from consilium.fields import fill, to_toml
 from consilium.methods import ALIASES
+from consilium.store import read_json
 from consilium.study import Study, make_study
 from consilium.tasks import Facts
 
@@ -107,6 +108,16 @@ def read_hospital(path: Path) -> Hospital:
         memory=str(here / hospital.memory),
         limits=fill(Limits, limits, "limits"),
     )
+
+
+def write_example(path: Path, kit: Path) -> Path:
+    """An example to edit, with the kit's own name in it."""
+    if path.exists():
+        raise DataError(f"{path} is there already; edit it.")
+    name = str(read_json(kit / "consilium.json")["name"])
+    values = {"site": name, "data": f"data/{name}", "memory": "memory", "labels": ["disc", "cup"]}
+    path.write_text(EXAMPLE.format(**{key: to_toml(value) for key, value in values.items()}), encoding="utf-8")
+    return path
 
 
 def hospital_path() -> Path:

@@ -105,11 +105,14 @@ class Office:
     def wait(self, job: str, seconds: float = float("inf")) -> str:
         """The state of a job once it is over."""
         end = time.monotonic() + seconds
-        while not (state := self.state(job)).startswith(LAST):
+        while not self.over(job):
             if time.monotonic() > end:
-                raise WorkError(f"job {job} is not over after {seconds:.0f} s: {state}.")
+                raise WorkError(f"job {job} is not over after {seconds:.0f} s: {self.state(job).lower()}.")
             time.sleep(0.5)
-        return state
+        return self.state(job)
+
+    def over(self, job: str) -> bool:
+        return self.state(job).startswith(LAST)
 
     def jobs(self) -> list[Mapping[str, Any]]:
         with _quietly():
@@ -120,6 +123,8 @@ class Office:
         if self.state(job) == "RUNNING":
             with _quietly(), contextlib.suppress(Exception):  # it may end between the two questions
                 return list(self.session.do_app_command(job, "journal", {"after": after})["events"])
+        if not self.over(job):
+            return []
         with self._results(job) as found:
             paths = list(found.glob("*/journal.jsonl"))
             lines = paths[0].read_text(encoding="utf-8").splitlines() if paths else []

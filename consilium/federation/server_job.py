@@ -29,10 +29,9 @@ from consilium.run_folder import RunFolder
 from consilium.store import write_json
 from consilium.study import load_study
 from consilium.weights import SiteName
-from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, FlareWire, GoOn
+from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, FlareWire, GoOn, patience
 
 KNOCK = 2.0  # seconds before a site is asked again whether its process is up
-SLOWEST = 125_000  # bytes per second a message is given before it is sent again
 
 
 @dataclass
@@ -80,7 +79,7 @@ class _Line:
                     self._up.add(site)
                 else:
                     time.sleep(0.2)  # an unknown site is answered at once
-            elif self._send(site, request, body, min(left, 30 + len(body) / SLOWEST)):
+            elif self._send(site, request, body, min(left, patience(body))):
                 return True
             else:
                 self._up.discard(site)

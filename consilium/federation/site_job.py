@@ -20,7 +20,7 @@ from nvflare.apis.utils.reliable_message import ReliableMessage
 
 from consilium.federation.desk import Desk
 from consilium.federation.hospital import hospital_path, read_hospital
-from consilium.wires.flare import ANSWER, ORDER
+from consilium.wires.flare import ANSWER, ORDER, patience
 
 
 class SiteJob(Executor):  # type: ignore[misc]
@@ -63,7 +63,9 @@ class SiteJob(Executor):  # type: ignore[misc]
             left = max(10.0, order["seconds"] - (time.monotonic() - start))
             with engine.new_context() as fl_ctx:
                 stop = fl_ctx.get_run_abort_signal()
-                ReliableMessage.send_request("server", ANSWER, message, left / 2, left, stop, fl_ctx)
+                ReliableMessage.send_request(
+                    "server", ANSWER, message, min(left / 2, patience(answer.body)), left, stop, fl_ctx
+                )
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Any:
         return make_reply(ReturnCode.TASK_UNKNOWN)

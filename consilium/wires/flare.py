@@ -28,6 +28,7 @@ from consilium.tree import Packet, PacketError
 from consilium.weights import SiteName
 
 ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
+SLOWEST = 125_000  # bytes per second of the slowest link that still works
 TICK = 0.5  # seconds between two looks at who has gone
 ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
 REASONS = {
@@ -240,6 +241,11 @@ class FlareWire:
 
     def _path(self, site: SiteName, kind: str) -> Path:
         return self.spool / f"{site}.{kind}"
+
+
+def patience(body: bytes) -> float:
+    """Seconds after which a message that nobody confirmed is sent again."""
+    return 5.0 + len(body) / SLOWEST
 
 
 def _bytes(packet: Packet) -> bytes:
