@@ -83,3 +83,7 @@ def _names(study: Study, sites: int | None) -> tuple[str, ...]:
     if sites is None:
         return tuple(name for name in study.federation().sites if name not in study.plan.leave_out)
     return tuple(f"site{i}" for i in range(sites))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

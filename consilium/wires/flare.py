@@ -104,7 +104,9 @@ class FlareWire:
                 f"{_names(absent)} did not answer the roll call, and a run begins with all its sites. Start them with "
                 "`consilium federation site`, or leave them out with study.sites, then submit again."
             )
-        facts = {name: began["sites"][name] if name in absent else dict(answers[name].facts) for name in answers}
+        measured = ("seconds", "memory_mb")
+        told_facts = {n: {k: v for k, v in answer.facts.items() if k not in measured} for n, answer in answers.items()}
+        facts = {name: began["sites"][name] if name in absent else told_facts[name] for name in answers}
         cards = {
             name: card_from_json(began["members"][name])
             if name in absent
