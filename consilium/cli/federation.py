@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from consilium.errors import WorkError
+from consilium.federation import require_flare
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +52,7 @@ def kits(
     """Make one start-up kit per participant, each with its own certificate."""
     from consilium.federation.project import read_project
 
-    _need_flare()
+    require_flare()
     from consilium.federation.kits import make_kits
 
     for kit in make_kits(read_project(project), to).values():
@@ -182,30 +183,21 @@ def try_(
     from consilium.study import load_study
 
     loaded = load_study(study, changes or [])
-    _need_flare()
+    require_flare()
     from consilium.federation.trial import try_federation
 
     typer.echo(str(try_federation(loaded, sites, runs)))
 
 
-def _need_flare() -> None:
-    from importlib.util import find_spec
-
-    from consilium.errors import StudyError
-
-    if find_spec("nvflare") is None:
-        raise StudyError("a real federation needs NVIDIA FLARE: pip install 'consilium[federation]'.")
-
-
 def _supervise(kit: Path, kind: str, hospital: Path | None) -> None:
-    _need_flare()
+    require_flare()
     from consilium.federation.supervisor import supervise
 
     supervise(kit, kind, hospital)
 
 
 def _office(kit: Path) -> Any:
-    _need_flare()
+    require_flare()
     from consilium.federation.office import open_office
 
     return open_office(kit)
