@@ -28,6 +28,7 @@ def main() -> int:
 
 def run(folder: Path) -> int:
     from benchmarks.command import help_page
+    from benchmarks.federation import deployed_rounds
     from benchmarks.measuring import Measured
     from benchmarks.memory import many_sites
     from benchmarks.overhead import empty_rounds
@@ -40,6 +41,7 @@ def run(folder: Path) -> int:
         "demo": at_demo_sizes,
         "first-try": against_first_try,
         "long": long_rounds,
+        "federation": deployed_rounds,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")

@@ -88,6 +88,7 @@ class Desk:
 
     def _card(self) -> dict[str, Any]:
         study, federation = self._read()
+        study.task.shape()  # imports what the first round needs, so that its deadline is for training
         facts = site_facts(self.hospital.on_own_device(study), federation, self.hospital.site)
         hidden = {key: self.alias(str(facts[key])) for key in ("table", "arrays")}  # hashes of names and pixels
         return {**facts, **hidden, "method": study.hash, "preprocessing": fingerprint(study.preprocess)}

@@ -168,8 +168,9 @@ class ServerJob(Controller):  # type: ignore[misc]
             again_mark(kit, job).touch()
             outcome |= {"state": "going on", "said": f"{back} came back"}
         except (UserError, WorkError) as error:
-            outcome |= {"state": "stopped", "said": str(error)}
-            self.system_panic(str(error), fl_ctx)
+            said = str(error).replace(f"consilium resume {folder.path}", f"consilium federation resume {job}")
+            outcome |= {"state": "stopped", "said": said}
+            self.system_panic(said, fl_ctx)
         finally:
             if outcome["state"] == "running":
                 outcome |= {"state": "failed", "said": "the server's own log says why"}

@@ -29,6 +29,7 @@ from consilium.weights import SiteName
 
 ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
 SLOWEST = 125_000  # bytes per second of the slowest link that still works
+ROLL_CALL = 120.0  # seconds at least: sites start their process, and make their cache
 TICK = 0.5  # seconds between two looks at who has gone
 ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
 REASONS = {
@@ -93,7 +94,7 @@ class FlareWire:
         members = sorted(name for name in self.study.plan.sites if name not in guests)
         began = self._origin()
         requests = {name: {"do": "card", "site": name, "run": self.folder.path.name} for name in (*members, *guests)}
-        answers = dict(self._ask(requests, {}))
+        answers = dict(self._ask(requests, {}, max(ROLL_CALL, self.study.plan.deadline)))
         faults = [self._fault(name, answer) for name, answer in answers.items()]
         absent = {name for name, answer in answers.items() if answer.error in ("late", "gone", "away")}
         told = [fault for name, fault in zip(answers, faults) if fault and name not in absent]
@@ -205,13 +206,13 @@ class FlareWire:
             name: {"do": do, "site": name, "run": head.run, "roster": cards, "head": head.for_site(name).to_json()}
             for name in packets
         }
-        return self._ask(requests, packets)
+        return self._ask(requests, packets, self.study.plan.deadline)
 
     def _ask(
-        self, requests: Mapping[SiteName, Mapping[str, Any]], packets: Mapping[SiteName, Packet]
+        self, requests: Mapping[SiteName, Mapping[str, Any]], packets: Mapping[SiteName, Packet], seconds: float
     ) -> Iterator[tuple[SiteName, Answer]]:
-        """Every site's answer as it comes; who is gone or late by the deadline is not waited for."""
-        end = time.monotonic() + self.study.plan.deadline
+        """Every site's answer as it comes; who is gone or late is not waited for."""
+        end = time.monotonic() + seconds
         bodies: dict[int, bytes] = {}  # sites that are sent the same packet share its bytes
         open_: dict[Future[Answer], SiteName] = {}
         here = self.line.here() - self.line.back()
@@ -222,7 +223,7 @@ class FlareWire:
             packet = packets.get(name)
             body = b"" if packet is None else bodies.get(id(packet)) or bodies.setdefault(id(packet), _bytes(packet))
             ask: Callable[..., Answer] = self.line.ask
-            open_[self._threads.submit(ask, name, request, body, self.study.plan.deadline)] = name
+            open_[self._threads.submit(ask, name, request, body, seconds)] = name
         bodies.clear()
         while open_:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pyt
 
 
 def test_a_killed_site_is_missed_and_comes_back_by_itself(running: Running, federation: Path, tmp_path: Path) -> None:
-    study = toy_study(federation, "apfl", study__name="returning", study__rounds=60, study__deadline=15.0)
+    study = toy_study(federation, "apfl", study__name="returning", study__rounds=60, study__deadline=12.0)
     running.office.submit(study)
     running.wait_for_round(study, 3)
     running.kill("bea")
