@@ -56,10 +56,13 @@ class _Line:
         self._returned = returned_folder(kit, fl_ctx.get_job_id())
         self._orders: dict[str, _Order] = {}
         self._up: set[SiteName] = set()
+        self._silent: set[SiteName] = set()  # did not answer the last time
         self._dropped: list[tuple[SiteName, str]] = []
         ReliableMessage.register_request_handler(ANSWER, self._receive, fl_ctx)
 
     def ask(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+        if site in self._silent and not self._send(site, {}, b"", KNOCK):
+            return Answer({}, error="away")  # it was waited for once; its return is noticed elsewhere
         end = time.monotonic() + seconds
         name = secrets.token_hex(16)
         order = self._orders[name] = _Order(site)
@@ -67,6 +70,7 @@ class _Line:
             if self._hand_over(site, {**request, "order": name, "seconds": seconds}, body, end):
                 while not order.done.wait(0.2) and time.monotonic() < end and not self._abort.triggered:
                     pass
+            (self._silent.discard if order.done.is_set() else self._silent.add)(site)
             return order.answer
         finally:
             del self._orders[name]

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,22 +86,15 @@ def _keep_jobs_here(folder: Path) -> None:
 def supervise(folder: Path, kind: str, hospital: Path | None = None) -> None:
     """Keep a participant running until this process is told to stop; its output goes to `process.log` in the kit."""
     arguments, variables = prepare(folder, kind, hospital)
-    wanted = True
-    child: subprocess.Popen[bytes] | None = None
-
-    def stop(*_: object) -> None:
-        nonlocal wanted
-        wanted = False
-        if child is not None:
-            end(child)
-
-    before = {which: signal.signal(which, stop) for which in (signal.SIGTERM, signal.SIGINT)}
+    stop = threading.Event()
+    before = {which: signal.signal(which, lambda *_: stop.set()) for which in (signal.SIGTERM, signal.SIGINT)}
     try:
-        while wanted:
+        while not stop.is_set():
             child = start(folder, arguments, variables)
-            child.wait()
-            if wanted:
-                time.sleep(PAUSE)
+            while child.poll() is None and not stop.wait(0.2):
+                pass
+            end(child)
+            stop.wait(PAUSE)
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)

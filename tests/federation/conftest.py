@@ -22,7 +22,7 @@ from consilium.study import Study
 from tests.toy import SIZES, toy_study
 
 SITES = tuple(SIZES)
-PATIENCE = 150.0  # seconds for anything on a busy machine
+PATIENCE = 300.0  # seconds for anything on a busy machine
 
 
 @dataclass(frozen=True)
