@@ -99,7 +99,7 @@ def submit(
         job = office.submit(loaded)
         typer.echo(job)
         if wait:
-            _follow(office, job)
+            _follow(office, job)  # under another name, if a site came back
 
 
 @app.command()
@@ -214,11 +214,13 @@ def _follow(office: Any, job: str) -> None:
             for event in events:
                 progress.show(event)
             seen += len(events)
-            if over:
+            heir = office.heir(job) if over else None
+            if over and heir is None:
                 break
+            job = heir or job
             time.sleep(1.0)
     outcome = office.outcome(job)
-    if outcome["state"] == "stopped":
+    if outcome["state"] != "finished":
         raise WorkError(str(outcome["said"]))
 
 

@@ -136,6 +136,19 @@ class Office:
             facts: Mapping[str, Any] = read_json(found / "outcome.json")
             return facts
 
+    def heir(self, job: str) -> str | None:
+        """The job as which the run of this one goes on, if a site came back."""
+        if self.outcome(job)["state"] != "going on":
+            return None
+        for _ in range(60):
+            for other in self.jobs():
+                with _quietly():
+                    meta = self.session.get_job_meta(str(other["job_id"]))
+                if meta.get("cloned_from") == job:
+                    return str(other["job_id"])
+            time.sleep(1.0)
+        raise WorkError(f"job {job} was to go on as a new one, but there is none; `consilium federation resume {job}`.")
+
     def fetch(self, job: str, runs: Path) -> Path:
         """The run folder of a job that is over."""
         with self._results(job) as found:

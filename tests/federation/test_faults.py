@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pyt
 
 
 def test_a_killed_site_is_missed_and_comes_back_by_itself(running: Running, federation: Path, tmp_path: Path) -> None:
-    study = toy_study(federation, "apfl", study__name="returning", study__rounds=60, study__deadline=12.0)
+    study = toy_study(
+        federation, "apfl", study__name="returning", study__rounds=40, study__score_every=40, study__deadline=12.0
+    )
     running.office.submit(study)
     running.wait_for_round(study, 3)
     running.kill("bea")
@@ -30,7 +32,14 @@ def test_a_killed_site_is_missed_and_comes_back_by_itself(running: Running, fede
 
 
 def test_a_killed_server_goes_on(running: Running, federation: Path, tmp_path: Path) -> None:
-    study = toy_study(federation, "scaffold", study__name="killed-server", study__rounds=40, study__deadline=60.0)
+    study = toy_study(
+        federation,
+        "scaffold",
+        study__name="killed-server",
+        study__rounds=30,
+        study__score_every=30,
+        study__deadline=60.0,
+    )
     job = running.office.submit(study)
     running.wait_for_round(study, 5)
     running.kill("server")
