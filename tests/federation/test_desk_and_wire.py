@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from consilium import engine, simulation, tree
+from consilium.envelope import Envelope
 from consilium.errors import StudyError, WorkError
 from consilium.federation.desk import Desk
 from consilium.federation.hospital import Hospital, Limits, read_hospital
 from consilium.federation.office import for_federation
 from consilium.prediction import open_at_hospital
 from consilium.run_folder import RunFolder
+from consilium.site import Round
 from consilium.study import Study
 from consilium.wires.flare import Answer, FlareWire, GoOn
 from tests.toy import SIZES, toy_study
@@ -152,38 +154,36 @@ def repacked(change: Callable[[tree.Packet], tree.Packet], tmp_path: Path) -> Ca
     return changed
 
 
-@pytest.mark.parametrize(
-    ("what", "why"),
-    [
-        (nan, "not finite"),
-        (shape, "where the study's network has"),
-        (old, "round 1"),
-        (foreign, "another-run"),
-        ("truncated", "damaged"),
-        ("oversized", "larger than"),
-        ("garbage", "damaged"),
-    ],
-    ids=str,
-)
-def test_an_answer_that_cannot_be_used_is_left_out_and_journalled(
-    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, what: Any, why: str
+SPOILS: list[tuple[Any, str]] = [
+    (nan, "not finite"),
+    (shape, "where the study's network has"),
+    (old, "round 2"),
+    (foreign, "another-run"),
+    (lambda body: body[: len(body) // 2], "damaged"),
+    (lambda body: body + b"\0" * (2 << 20), "larger than"),
+    (lambda body: b"garbage", "damaged"),
+]
+
+
+def test_answers_that_cannot_be_used_are_left_out_and_journalled(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
 ) -> None:
-    spoils: dict[Any, Callable[[bytes], bytes]] = {
-        "truncated": lambda body: body[: len(body) // 2],
-        "oversized": lambda body: body + b"\0" * (2 << 20),
-        "garbage": lambda body: b"garbage",
-    }
-    spoil = spoils.get(what) or repacked(what, tmp_path)
+    """One round for each way in which an answer can be wrong, then a good one."""
 
     def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        hit = site == "bea" and request["do"] == "train" and request["head"]["round"]["index"] == 1
-        return replace(answer, body=spoil(answer.body)) if hit else answer
+        if site != "bea" or request["do"] != "train" or request["head"]["round"]["index"] >= len(SPOILS):
+            return answer
+        spoil = SPOILS[request["head"]["round"]["index"]][0]
+        whole = spoil in (nan, shape, old, foreign)
+        return replace(answer, body=repacked(spoil, tmp_path)(answer.body) if whole else spoil(answer.body))
 
-    study = toy_study(federation)
+    rounds = len(SPOILS) + 1
+    study = toy_study(federation, study__rounds=rounds, study__score_every=rounds)
     folder = deploy(study, hospitals, tmp_path / "server", change)
-    (event,) = events(folder, "lost", "refused")
-    assert (event["site"], event["round"]) == ("bea", 2)
-    assert why in event["why"]
+    said = events(folder, "lost", "refused")
+    assert [(event["site"], event["round"]) for event in said] == [("bea", i + 1) for i in range(len(SPOILS))]
+    for event, (_, why) in zip(said, SPOILS, strict=True):
+        assert why in event["why"]
     again = simulation.run(simulation.with_attendance(study, folder.path), tmp_path / "again", workers=0).folder
     assert (folder.path / "last.safetensors").read_bytes() == (again / "last.safetensors").read_bytes()
 
@@ -289,6 +289,36 @@ def test_a_full_disk_is_one_word(
 
 
 # ------------------------------------------------------------------------------------ who is there
+
+
+class Slow(Direct):
+    """Everyone answers at once but cid, who sleeps until woken."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self.returned: set[str] = set()
+
+    def ask(self, site: str, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+        if site == "cid":
+            self.woken.wait(30)
+        return Answer({"seconds": 1.0, "memory_mb": 1.0}, error="failed")
+
+    def here(self) -> set[str]:
+        return set(SIZES)
+
+
+@pytest.mark.parametrize(("back", "why"), [(False, "no answer by the deadline"), (True, "its process has ended")])
+def test_who_is_late_or_gone_is_not_waited_for(federation: Path, tmp_path: Path, back: bool, why: str) -> None:
+    study = for_federation(toy_study(federation, study__deadline=600.0 if back else 0.5), tuple(SIZES))
+    line = Slow()
+    folder = RunFolder.create(study, tmp_path)
+    wire = FlareWire(study, folder, line)
+    threading.Timer(0.3, lambda: line.returned.update({"cid"} if back else ())).start()
+    head = Envelope(folder.path.name, "fedavg", Round(0, "train", 0, 1))
+    wire.deliver(dict.fromkeys(SIZES, tree.Packet("{}", {})), head)
+    line.woken.set()
+    said = {event["site"]: event["why"] for event in events(folder, "undelivered")}
+    assert said == {"ada": "training failed there", "bea": "training failed there", "cid": why}
 
 
 def test_a_run_begins_with_all_its_sites(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
