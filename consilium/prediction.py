@@ -16,16 +16,18 @@ import torch
 from consilium.data.images import IMAGE_SUFFIXES, pictures_in, read_image, stack_of, suffix_of, write_mask
 from consilium.data.preprocess import forward, invert
 from consilium.envelope import card_from_json
-from consilium.errors import DataError, StudyError
+from consilium.errors import DataError, RunError, StudyError
 from consilium.export.package import is_package, open_package
+from consilium.federation.hospital import Hospital
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.method import Best
 from consilium.run_folder import RunFolder, write_text
 from consilium.site import Answer, Choice, Predictor, Task
 from consilium.store import MemoryShelf, read_json
-from consilium.study import Study
+from consilium.study import Study, load_study
 from consilium.tasks.overlap import cleaned
+from consilium.worker import open_released
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,29 @@ def _at_home(folder: RunFolder, study: Study, task: Task, server: Any, site: str
     return study.method.deploy(task, memory.memory if memory else None, release)
 
 
+def open_at_hospital(hospital: Hospital, run: str | None = None) -> tuple[Study, Predictor]:
+    """What a federation delivered to this hospital, with the memory that never left it; by default the latest."""
+    delivered = sorted(Path(hospital.memory).glob("*/release.json"), key=lambda path: path.stat().st_mtime)
+    if run is not None:
+        delivered = [path for path in delivered if path.parent.name == run]
+    if not delivered:
+        raise RunError(f"{hospital.memory} holds no release{f' of {run}' if run else ''}; a run's end delivers one.")
+    place = delivered[-1].parent
+    study = load_study(place / "study.toml")
+    task = study.task.on(pick_device(hospital.device, 0))
+    norm = LocalNorm.of(task, study.local.batchnorm, hospital.site)
+    return study, open_released(study.method, task, norm, place, hospital.site)
+
+
 def predict(run: Path, images: Sequence[Path], to: Path, site: str | None = None) -> list[Prediction]:
     """Predict every image (folders are searched) and write masks and predictions.csv into `to`."""
-    study, predictor = open_predictor(run, site)
+    return predict_with(*open_predictor(run, site), images, to, site)
+
+
+def predict_with(
+    study: Study, predictor: Predictor, images: Sequence[Path], to: Path, site: str | None = None
+) -> list[Prediction]:
+    """Predict with a model at hand."""
     facts = study.facts
     paths = [p for path in _found(images) for p in pictures_in(path, facts.dimensions, facts.channels)]
     predictions, faults = [], []

@@ -22,7 +22,7 @@ from consilium.machine import pick_device
 from consilium.method import Method
 from consilium.refusal import stamped
 from consilium.scores import Row
-from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard
+from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard, Task
 from consilium.store import MemoryShelf, read_json, write_json
 from consilium.study import Study
 from consilium.tree import Packet, flatten, unflatten
@@ -66,9 +66,7 @@ class Worker:
 
     def predictor(self, release: Packet, merged: int) -> Predictor:
         """What a release becomes at this site, with its memory."""
-        kept = self._kept(merged)
-        released: Any = unflatten(self.norm.onto(release, kept.norm if kept else None), self.method.Release)
-        return self.method.deploy(self.site.task, kept.memory if kept else None, released)
+        return deployed(self.method, self.site.task, self.norm, self._kept(merged), release)
 
     def score(self, release: Packet, head: Envelope) -> list[Row]:
         """Every model of the release on this site's validation and test cases."""
@@ -133,8 +131,20 @@ class Worker:
 
     def released(self) -> Predictor:
         """What was delivered here, ready to use; the server is not asked."""
-        facts = read_json(self.place / "release.json")
-        return self.predictor(tree.read(self.place / RELEASE), facts["merged"])
+        return open_released(self.method, self.site.task, self.norm, self.place, self.site.card.name)
+
+
+def open_released(method: Method, task: Task, norm: LocalNorm, place: Path, site: SiteName) -> Predictor:
+    """What was delivered to a site's folder, with the memory beside it; neither the server nor the data are needed."""
+    merged = read_json(place / "release.json")["merged"]
+    kept = MemoryShelf(place / "memory", site).at(merged, norm.kept(method))
+    return deployed(method, task, norm, kept, tree.read(place / RELEASE))
+
+
+def deployed(method: Method, task: Task, norm: LocalNorm, kept: Any | None, release: Packet) -> Predictor:
+    """What a release becomes at a site with what it kept."""
+    released: Any = unflatten(norm.onto(release, kept.norm if kept else None), method.Release)
+    return method.deploy(task, kept.memory if kept else None, released)
 
 
 def volume_of(batch: Batch) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from consilium import __version__
-from consilium.cli import analysis, data, exports, look, suites, train, use
+from consilium.cli import analysis, data, exports, federation, look, suites, train, use
 from consilium.errors import UserError, WorkError
 
 
@@ -43,7 +43,7 @@ def _options(
     pass
 
 
-for module in (train, suites, look, analysis, data, use, exports):
+for module in (train, suites, federation, look, analysis, data, use, exports):
     module.add_to(app)
 
 

@@ -98,6 +98,26 @@ def read_federation(folder: Path) -> Federation:
     return found.federation
 
 
+def read_own_site(
+    folder: Path,
+    task: str,
+    labels: Sequence[str],
+    dimensions: int,
+    channels: int,
+    contains: Mapping[str, Sequence[str]],
+) -> Federation:
+    """A hospital's own site folder; of the federation around it only the facts are known."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; name the one that holds site.toml and cases.csv.")
+    inside = {outer: tuple(inner) for outer, inner in contains.items()}
+    federation = Federation(folder.parent, task, tuple(labels), dimensions, channels, inside, {})
+    faults: list[Fault] = []
+    site = _read_site(federation, folder, faults, [])
+    refuse(faults, f"the tables of the site {folder}")
+    assert site is not None  # without it there is a fault
+    return replace(federation, sites={site.name: site})
+
+
 def refuse(faults: Sequence[Fault], what: str) -> None:
     """Raises one DataError that lists every fault, if there is any."""
     if faults:

@@ -29,7 +29,18 @@ LAYERS = [
     ["worker", "run_folder"],
     ["engine"],
     ["wires"],
-    ["simulation", "prediction", "describe", "reports", "reporting", "analysis", "export", "suites", "demo"],
+    [
+        "federation",
+        "simulation",
+        "prediction",
+        "describe",
+        "reports",
+        "reporting",
+        "analysis",
+        "export",
+        "suites",
+        "demo",
+    ],
     ["cli", "__main__"],
 ]
 # Preprocessed cases become batches, which augment: the one place where data reach up.

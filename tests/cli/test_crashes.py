@@ -215,7 +215,7 @@ def test_control_c_on_a_terminal(federation: Path, tmp_path: Path) -> None:
     terminal.type(b"\x03")
     asked = time.monotonic()
     assert terminal.end() == 130
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < 30  # 200 rounds take longer, also on a busy machine
     left = [line for line in lines_of(terminal.text) if line.strip()]
     (folder,) = runs.iterdir()
     assert left[-1].startswith("consilium: stopped.") and f"`consilium resume {folder}`" in left[-1]

@@ -1,0 +1,135 @@
+"""A round of six sites on loopback with 30 MB and no training, against NVIDIA FLARE's own echo of the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from benchmarks.measuring import Measured, load
+from benchmarks.small import SITES, small_study, write_small
+from consilium.federation.kits import ALLOWED
+from consilium.federation.office import Office
+from consilium.federation.trial import Local, local_federation
+from consilium.tree import flatten, to_bytes
+
+COUNT = 6
+TOPIC = "echo"
+FOUND = "echo.json"
+
+
+class EchoSite(Executor):  # type: ignore[misc]
+    """Sends back what it gets."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._echo)
+
+    def _echo(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        reply = make_reply(ReturnCode.OK)
+        reply["body"] = request["body"]
+        return reply
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Any:
+        return make_reply(ReturnCode.TASK_UNKNOWN)
+
+
+class EchoServer(Controller):  # type: ignore[misc]
+    """Bytes of their own to every site at once, and back, `rounds` times."""
+
+    def __init__(self, size: int, rounds: int) -> None:
+        super().__init__()
+        self.size, self.rounds = size, rounds
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        engine = fl_ctx.get_engine()
+        names = [client.name for client in engine.get_clients()]
+        while len(self._round(engine, names, fl_ctx, 16, 5.0)) < len(names):
+            time.sleep(0.5)
+        seconds = []
+        for _ in range(self.rounds):
+            start = time.perf_counter()
+            replies = self._round(engine, names, fl_ctx, self.size, 300.0)
+            seconds.append(time.perf_counter() - start)
+            assert all(len(reply["body"]) == self.size for reply in replies.values())
+        Path(engine.get_workspace().get_root_dir(), FOUND).write_text(json.dumps(seconds))
+
+    def _round(self, engine: Any, names: list[str], fl_ctx: FLContext, size: int, wait: float) -> dict[str, Any]:
+        requests = {}
+        for name in names:
+            requests[name] = Shareable()
+            requests[name]["body"] = bytes(size)
+        replies = engine.multicast_aux_requests(TOPIC, requests, wait, fl_ctx)
+        return {name: reply for name, reply in replies.items() if reply.get_return_code() == ReturnCode.OK}
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+
+def deployed_rounds(folder: Path, repeats: int) -> list[Measured]:
+    """Two jobs of one federation: ours, then the echo."""
+    data = write_small(folder / "small")
+    study = small_study(data, "benchmarks.nothing:Echo", COUNT, rounds=1 + repeats)
+    size = len(to_bytes(flatten(study.method.send(_server(study), None, None))))
+    with local_federation(study, SITES[:COUNT], folder / "federation") as (local, office):
+        _allow_ourselves(local)
+        office.wait(office.submit(study), 1800.0)
+        ours = median(_rounds(local)[1:])
+        _submit_echo(office, folder, size, repeats)
+        theirs = median(json.loads((local.kits["server"] / FOUND).read_text()))
+    what = f"a deployed round of {COUNT} sites that train nothing, 30 MB of weights"
+    return [Measured("federation", what, ours, "plain echo", theirs, "s", ours / theirs, 1.5, facts={"load": load()})]
+
+
+def _server(study: Any) -> Any:
+    from consilium.site import SiteCard
+
+    roster = {name: SiteCard(name, i, 1, study.facts.labels) for i, name in enumerate(SITES[:COUNT])}
+    return study.method.start(study.task, roster)
+
+
+def _allow_ourselves(local: Local) -> None:
+    """Job processes read these files when they start."""
+    for name, kit in local.kits.items():
+        path = kit / "local/resources.json"
+        if path.exists():
+            settings = json.loads(path.read_text())
+            path.write_text(json.dumps({**settings, "class_allow_list": [*ALLOWED, "benchmarks.federation"]}))
+        if name in SITES:
+            with local.hospital(name).open("a") as file:
+                file.write('[limits]\ncode = ["benchmarks.nothing:Echo"]\n')
+
+
+def _rounds(local: Local) -> list[float]:
+    """Seconds from one round's end to the next."""
+    (journal,) = local.runs.glob("*/journal.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    ends = [datetime.fromisoformat(event["time"]) for event in events if event["event"] == "round"]
+    return [(after - before).total_seconds() for before, after in itertools.pairwise(ends)]
+
+
+def _submit_echo(office: Office, folder: Path, size: int, rounds: int) -> None:
+    config = folder / "echo" / "app" / "config"
+    config.mkdir(parents=True, exist_ok=True)
+    server = {"id": "run", "path": "benchmarks.federation.EchoServer", "args": {"size": size, "rounds": rounds}}
+    site = {"tasks": ["*"], "executor": {"path": "benchmarks.federation.EchoSite", "args": {}}}
+    meta = {"name": "echo", "resource_spec": {}, "min_clients": COUNT, "deploy_map": {"app": ["@ALL"]}}
+    (config.parent.parent / "meta.json").write_text(json.dumps(meta))
+    (config / "config_fed_server.json").write_text(json.dumps({"format_version": 2, "workflows": [server]}))
+    (config / "config_fed_client.json").write_text(json.dumps({"format_version": 2, "executors": [site]}))
+    office.wait(office.session.submit_job(str(config.parent.parent)), 1800.0)

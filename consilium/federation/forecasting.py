@@ -1,0 +1,89 @@
+"""What a study will send: counted on messages without values, so nothing is trained and no data are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from consilium.envelope import Envelope
+from consilium.method import timeline
+from consilium.refusal import stamped
+from consilium.site import Roster, SiteCard
+from consilium.study import Study
+from consilium.tree import flatten
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One round at one site."""
+
+    phase: str
+    counts: bool
+    down: int
+    up: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes by round of one site, and of one release when scores are taken."""
+
+    exchanges: tuple[Exchange, ...]
+    release: int
+    scorings: int
+    sites: int
+
+    @property
+    def down(self) -> int:
+        return sum(exchange.down for exchange in self.exchanges)
+
+    @property
+    def up(self) -> int:
+        return sum(exchange.up for exchange in self.exchanges)
+
+    def lines(self, mbit: float) -> Iterator[str]:
+        """A few lines to read; `mbit` is the speed of one site's link."""
+        for (phase, down, up), count in Counter((e.phase, e.down, e.up) for e in self.exchanges).items():
+            seconds = (down + up) * 8 / (mbit * 1e6)
+            yield (
+                f"{phase}: {count} round{'s' if count > 1 else ''}, per round and site {_size(down)} down, "
+                f"{_size(up)} up; {seconds:.1f} s at {mbit:g} Mbit/s"
+            )
+        scoring = self.release * self.scorings
+        yield f"scores: {self.scorings} times a release of {_size(self.release)} down per site"
+        total = self.down + self.up + scoring
+        yield (
+            f"in all, per site: {_size(self.down + scoring)} down, {_size(self.up)} up, "
+            f"{total * 8 / (mbit * 1e6) / 60:.1f} min at {mbit:g} Mbit/s; the server carries {self.sites} times as much"
+        )
+
+
+def forecast_study(study: Study, sites: int | None = None) -> Forecast:
+    """Bytes as the journal counts them, for a site that is there in every round."""
+    names = tuple(study.plan.sites) or _names(study, sites)
+    roster: Roster = {name: SiteCard(name, i, 100, study.facts.labels) for i, name in enumerate(sorted(names))}
+    name, card = next(iter(roster.items()))
+    method, task = study.method, study.task
+    server = method.start(task, roster)
+    exchanges = []
+    scorings = 2  # the best state and the last, in full
+    for phase, round in timeline(method, study.plan.rounds):
+        order = method.send(server, card, round)
+        blank = method.blank(task, roster, card, round)
+        head = Envelope(f"{study.name}-s0-00000000", study.method_name, round)
+        up = stamped(flatten(blank), head, name).nbytes() if order is not None else 0
+        exchanges.append(Exchange(phase.name, phase.counts, flatten(order).nbytes() if order is not None else 0, up))
+        due = (round.step + 1) % study.plan.score_every == 0 or round.step + 1 == phase.rounds
+        scorings += int(phase.counts and due)
+    release = flatten(method.release(server, card)).nbytes()
+    return Forecast(tuple(exchanges), release, scorings, len(roster))
+
+
+def _names(study: Study, sites: int | None) -> tuple[str, ...]:
+    if sites is None:
+        return tuple(name for name in study.federation().sites if name not in study.plan.leave_out)
+    return tuple(f"site{i}" for i in range(sites))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

@@ -1,0 +1,125 @@
+"""`hospital.toml`: what a hospital lets a federation do. The server can neither read nor set it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from consilium.data.site_folder import Federation, read_own_site
+from consilium.errors import DataError, StudyError
+from consilium.fields import fill, to_toml
+from consilium.methods import ALIASES
+from consilium.store import read_json
+from consilium.study import Study, make_study
+from consilium.tasks import Facts
+
+EXAMPLE = """\
+# What this hospital lets the federation do. Nobody else reads this file.
+site = {site}          # the name on the kit and in the site folder's site.toml
+data = {data}          # the site folder: site.toml, cases.csv, images, labels
+memory = {memory}        # memories of runs, releases, the log of everything that left
+labels = {labels}        # in the order of the mask values 1, 2, … (classification: the classes)
+device = "auto"      # cpu, cuda, cuda:1, mps
+
+[limits]
+methods = []         # only these methods; empty: every method of the package
+refused = []         # never these
+code = []            # "package.module:Class" of other packages that this hospital has installed and trusts
+rounds = 0           # of one run; 0: no limit
+message_bytes = 0    # of one message that leaves; 0: no limit
+run_bytes = 0        # of all messages of one run; 0: no limit
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`[limits]`: what this hospital does not do, whoever asks."""
+
+    methods: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    rounds: int = 0
+    message_bytes: int = 0
+    run_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One hospital's own settings."""
+
+    site: str
+    data: str
+    memory: str
+    labels: tuple[str, ...]
+    device: str = "auto"
+    limits: Limits = field(default_factory=Limits)
+
+    def place(self, run: str) -> Path:
+        """This hospital's own folder for one run."""
+        return Path(self.memory) / run
+
+    def allows(self, name: str) -> bool:
+        """Whether a method may run here; code of other packages must be named, before it is imported."""
+        name = ALIASES.get(name, name)
+        if ":" in name:
+            return name in self.limits.code
+        return name not in self.limits.refused and (not self.limits.methods or name in self.limits.methods)
+
+    def study(self, text: str) -> Study:
+        """A study as this hospital runs it; `PermissionError` if it does not."""
+        tables = tomllib.loads(text)
+        network = str(tables.get("task", {}).get("network", ""))
+        if not self.allows(str(tables.get("method", {}).get("name", ""))) or (
+            ":" in network and network not in self.limits.code
+        ):
+            raise PermissionError("hospital.toml does not allow this method")
+        return make_study(tables)
+
+    def on_own_device(self, study: Study) -> Study:
+        return replace(study, local=replace(study.local, device=self.device))
+
+    def federation(self, facts: Facts) -> Federation:
+        """The hospital's own data as a federation of one site."""
+        return read_own_site(
+            Path(self.data), facts.task, facts.labels, facts.dimensions, facts.channels, facts.contains
+        )
+
+
+def read_hospital(path: Path) -> Hospital:
+    """A hospital.toml; relative folders are beside it."""
+    try:
+        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; docs/deployment.md shows how to write it.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid TOML: {error}.") from error
+    limits = tables.pop("limits", {})
+    if not isinstance(limits, Mapping):
+        raise StudyError(f"{path}: 'limits' must be a section.")
+    hospital = fill(Hospital, tables, "hospital.toml")
+    here = path.resolve().parent
+    return replace(
+        hospital,
+        data=str(here / hospital.data),
+        memory=str(here / hospital.memory),
+        limits=fill(Limits, limits, "limits"),
+    )
+
+
+def write_example(path: Path, kit: Path) -> Path:
+    """An example to edit, with the kit's own name in it."""
+    if path.exists():
+        raise DataError(f"{path} is there already; edit it.")
+    name = str(read_json(kit / "consilium.json")["name"])
+    values = {"site": name, "data": f"data/{name}", "memory": "memory", "labels": ["disc", "cup"]}
+    path.write_text(EXAMPLE.format(**{key: to_toml(value) for key, value in values.items()}), encoding="utf-8")
+    return path
+
+
+def hospital_path() -> Path:
+    """The file the site was started with."""
+    return Path(os.environ["CONSILIUM_HOSPITAL"])

@@ -1,0 +1,205 @@
+"""The office: submits studies, follows them, and fetches what they found, with the certificate of its kit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from consilium.errors import RunError, StudyError, WorkError
+from consilium.federation.project import OFFICE
+from consilium.federation.supervisor import kit_of
+from consilium.store import read_json
+from consilium.study import Study, with_plan
+
+LAST = ("FINISHED", "FAILED", "ABANDONED")
+
+
+def for_federation(study: Study, sites: tuple[str, ...]) -> Study:
+    """A study as it travels: its sites by name, and no word about where data lie."""
+    if study.pooled:
+        raise StudyError("pooled training moves data to one place, so it is for simulation only (`consilium run`).")
+    known = [*study.plan.sites, *study.plan.leave_out, *study.plan.away, *study.data.annotated]
+    for name in known:
+        if name not in sites:
+            raise StudyError(f"there is no site '{name}'; the federation has {', '.join(sites)}.")
+    members = tuple(sorted(set(study.plan.sites or sites) - set(study.plan.leave_out)))
+    if not members:
+        raise StudyError("[study] leave_out leaves no site to train.")
+    return with_plan(replace(study, data=replace(study.data, federation="")), sites=members)
+
+
+def write_job(study: Study, folder: Path) -> Path:
+    """A job in NVIDIA FLARE's layout: two small settings and the study; no code."""
+    app = folder / study.name / "app" / "config"
+    app.mkdir(parents=True)
+    sites = [*study.plan.sites, *study.plan.leave_out]
+    meta = {
+        "name": study.name,
+        "resource_spec": {},
+        "min_clients": 1,
+        "deploy_map": {"app": ["server", *sites]},
+    }
+    server = {
+        "format_version": 2,
+        "workflows": [{"id": "run", "path": "consilium.federation.server_job.ServerJob", "args": {}}],
+    }
+    site = {
+        "format_version": 2,
+        "executors": [
+            {"tasks": ["*"], "executor": {"path": "consilium.federation.site_job.SiteJob", "args": {}}},
+        ],
+    }
+    (app.parent.parent / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    (app / "config_fed_server.json").write_text(json.dumps(server), encoding="utf-8")
+    (app / "config_fed_client.json").write_text(json.dumps(site), encoding="utf-8")
+    (app / "study.toml").write_text(study.to_toml(), encoding="utf-8")
+    return app.parent.parent
+
+
+@dataclass(frozen=True)
+class Office:
+    """A session with the server."""
+
+    session: Session
+    sites: tuple[str, ...]
+
+    def connected(self) -> list[str]:
+        with _quietly():
+            return sorted(client.name for client in self.session.get_system_info().client_info)
+
+    def wait_for(self, sites: tuple[str, ...], seconds: float) -> None:
+        """Until all these sites are connected."""
+        end = time.monotonic() + seconds
+        while missing := sorted(set(sites) - set(self.connected())):
+            if time.monotonic() > end:
+                raise WorkError(f"{', '.join(missing)} did not connect within {seconds:.0f} s; look at their logs.")
+            time.sleep(0.5)
+
+    def submit(self, study: Study) -> str:
+        """The job's name; its sites must be connected."""
+        study = for_federation(study, self.sites)
+        missing = sorted({*study.plan.sites, *study.plan.leave_out} - set(self.connected()))
+        if missing:
+            raise RunError(
+                f"not connected: {', '.join(missing)}. Start them with `consilium federation site`, or leave them out "
+                "with --set study.sites=[…]."
+            )
+        with tempfile.TemporaryDirectory() as folder, _quietly():
+            return str(self.session.submit_job(str(write_job(study, Path(folder)))))
+
+    def state(self, job: str) -> str:
+        with _quietly():
+            return str(self.session.get_job_meta(job).get("status", ""))
+
+    def wait(self, job: str, seconds: float = float("inf")) -> str:
+        """The state of a job once it is over."""
+        end = time.monotonic() + seconds
+        while not self.over(job):
+            if time.monotonic() > end:
+                raise WorkError(f"job {job} is not over after {seconds:.0f} s: {self.state(job).lower()}.")
+            time.sleep(0.5)
+        return self.state(job)
+
+    def over(self, job: str) -> bool:
+        return self.state(job).startswith(LAST)
+
+    def jobs(self) -> list[Mapping[str, Any]]:
+        with _quietly():
+            return list(self.session.list_jobs())
+
+    def journal(self, job: str, after: int = 0) -> list[Mapping[str, Any]]:
+        """The events of a run, from number `after` on; of a job that is over, out of its results."""
+        if self.state(job) == "RUNNING":
+            with _quietly(), contextlib.suppress(Exception):  # it may end between the two questions
+                return list(self.session.do_app_command(job, "journal", {"after": after})["events"])
+        if not self.over(job):
+            return []
+        with self._results(job) as found:
+            paths = list(found.glob("*/journal.jsonl"))
+            lines = paths[0].read_text(encoding="utf-8").splitlines() if paths else []
+            return [json.loads(line) for line in lines[after:]]
+
+    def outcome(self, job: str) -> Mapping[str, Any]:
+        """How a job that is over ended: `state` and what was `said`."""
+        with self._results(job) as found:
+            facts: Mapping[str, Any] = read_json(found / "outcome.json")
+            return facts
+
+    def heir(self, job: str) -> str | None:
+        """The job as which the run of this one goes on, if a site came back."""
+        if self.outcome(job)["state"] != "going on":
+            return None
+        for _ in range(60):
+            for other in self.jobs():
+                with _quietly():
+                    meta = self.session.get_job_meta(str(other["job_id"]))
+                if meta.get("cloned_from") == job:
+                    return str(other["job_id"])
+            time.sleep(1.0)
+        raise WorkError(f"job {job} was to go on as a new one, but there is none; `consilium federation resume {job}`.")
+
+    def fetch(self, job: str, runs: Path) -> Path:
+        """The run folder of a job that is over."""
+        with self._results(job) as found:
+            outcome = read_json(found / "outcome.json")
+            if not (found / outcome["run"]).is_dir():
+                raise RunError(f"job {job} left no run folder: {outcome['said'] or outcome['state']}")
+            target = runs / str(outcome["run"])
+            shutil.copytree(found / outcome["run"], target, dirs_exist_ok=True)
+        return target
+
+    @contextlib.contextmanager
+    def _results(self, job: str) -> Iterator[Path]:
+        state = self.state(job)
+        if not state.startswith(LAST):
+            raise RunError(f"job {job} is not over yet ({state.lower()}); wait for it, or stop it.")
+        with tempfile.TemporaryDirectory() as folder:
+            with _quietly():
+                place = Path(self.session.download_job_result(job, folder))
+            found = next(iter(sorted(place.rglob("results/outcome.json"))), None)
+            if found is None:
+                raise RunError(f"job {job} left no results ({state.lower()}); the server's log says why.")
+            yield found.parent
+
+    def resume(self, job: str) -> str:
+        """A new job that goes on where the run of this one stands."""
+        with _quietly():
+            return str(self.session.clone_job(job))
+
+    def stop(self, job: str) -> None:
+        with _quietly():
+            self.session.abort_job(job)
+
+
+@contextlib.contextmanager
+def open_office(kit: Path, seconds: float = 15.0) -> Iterator[Office]:
+    """Log in with the office's kit."""
+    facts = kit_of(kit, "office")
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+    try:
+        with _quietly():
+            session = new_secure_session(OFFICE, str(kit.resolve()), timeout=seconds)
+    except Exception as error:
+        raise WorkError(f"the server did not let the office in within {seconds:.0f} s: {error}") from error
+    try:
+        yield Office(session, tuple(facts["sites"]))
+    finally:
+        with _quietly():
+            session.close()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -1,0 +1,191 @@
+"""The server's process in a job: the engine runs here, with the sites at the other end of the line."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.reliable_message import ReliableMessage
+
+from consilium import engine
+from consilium.errors import UserError, WorkError
+from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
+from consilium.run_folder import RunFolder
+from consilium.store import write_json
+from consilium.study import load_study
+from consilium.weights import SiteName
+from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, FlareWire, GoOn, patience
+
+KNOCK = 2.0  # seconds before a site is asked again whether its process is up
+
+
+@dataclass
+class _Order:
+    """What the server waits for."""
+
+    site: SiteName
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: Answer = field(default_factory=lambda: Answer({}, error="late"))
+
+
+class _Line:
+    """The sites of this job.
+
+    An order is sent until the site confirms it; the answer comes as a message of its own, which the site repeats until
+    it is confirmed. So a break of the network shorter than the deadline loses nothing.
+    """
+
+    def __init__(self, fl_ctx: FLContext, kit: Path, abort: Signal) -> None:
+        self._engine = fl_ctx.get_engine()
+        self._abort = abort
+        self._returned = returned_folder(kit, fl_ctx.get_job_id())
+        self._orders: dict[str, _Order] = {}
+        self._up: set[SiteName] = set()
+        self._silent: set[SiteName] = set()  # did not answer the last time
+        self._dropped: list[tuple[SiteName, str]] = []
+        ReliableMessage.register_request_handler(ANSWER, self._receive, fl_ctx)
+
+    def ask(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+        if site in self._silent and not self._send(site, {}, b"", KNOCK):
+            return Answer({}, error="away")  # it was waited for once; its return is noticed elsewhere
+        end = time.monotonic() + seconds
+        name = secrets.token_hex(16)
+        order = self._orders[name] = _Order(site)
+        try:
+            if self._hand_over(site, {**request, "order": name, "seconds": seconds}, body, end):
+                while not order.done.wait(0.2) and time.monotonic() < end and not self._abort.triggered:
+                    pass
+            (self._silent.discard if order.done.is_set() else self._silent.add)(site)
+            return order.answer
+        finally:
+            del self._orders[name]
+
+    def _hand_over(self, site: SiteName, request: Mapping[str, Any], body: bytes, end: float) -> bool:
+        """Whether the site has confirmed the order."""
+        while (left := end - time.monotonic()) > 0 and not self._abort.triggered:
+            if site not in self._up:
+                if self._send(site, {}, b"", KNOCK):
+                    self._up.add(site)
+                else:
+                    time.sleep(0.2)  # an unknown site is answered at once
+            elif self._send(site, request, body, min(left, patience(body))):
+                return True
+            else:
+                self._up.discard(site)
+        return False
+
+    def _send(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> bool:
+        message = Shareable()
+        message["request"] = json.dumps(request)
+        message["body"] = body
+        with self._engine.new_context() as fl_ctx:
+            replies = self._engine.send_aux_request([site], ORDER, message, seconds, fl_ctx, optional=True) or {}
+        return site in replies and replies[site].get_return_code() == ReturnCode.OK
+
+    def _receive(self, topic: str, message: Shareable, fl_ctx: FLContext) -> Shareable:
+        sender = str(fl_ctx.get_peer_context().get_identity_name())
+        order = self._orders.get(str(message.get("order")))
+        if order is None or order.site != sender:
+            self._dropped.append((sender, "an answer nobody waits for any more"))
+        else:
+            order.answer = _read(message)
+            order.done.set()
+        return make_reply(ReturnCode.OK)
+
+    def here(self) -> set[SiteName]:
+        return {client.name for client in self._engine.get_clients()}
+
+    def back(self) -> set[SiteName]:
+        return {path.name for path in self._returned.glob("*")}
+
+    def dropped(self) -> list[tuple[SiteName, str]]:
+        found, self._dropped = self._dropped, []
+        return found
+
+    def stopped(self) -> bool:
+        return bool(self._abort.triggered)
+
+
+def _read(message: Shareable) -> Answer:
+    """An answer, or that it is not one."""
+    try:
+        facts, body, error = json.loads(message["facts"]), message["body"], message["error"]
+        if isinstance(facts, dict) and isinstance(body, bytes) and (error == "" or error in REASONS):
+            return Answer(facts, body, error)
+    except (KeyError, TypeError, ValueError):
+        pass
+    return Answer({}, error="damaged")
+
+
+def _journal(topic: str, asked: Mapping[str, Any], fl_ctx: FLContext, folder: RunFolder) -> dict[str, Any]:
+    """For the office: the journal's events from number `after` on."""
+    events = folder.events()
+    return {"run": folder.path.name, "events": events[int((asked or {}).get("after", 0)) :]}
+
+
+def _hand_out(folder: RunFolder, to: Path, outcome: Mapping[str, Any]) -> None:
+    """Put the run where NVIDIA FLARE looks for a job's results; files are linked, not copied."""
+    to.mkdir(parents=True, exist_ok=True)
+    write_json(outcome, to / "outcome.json")
+    if folder.path.exists():
+        leave = shutil.ignore_patterns("spool", ".lock", "store", "server")
+        try:
+            shutil.copytree(folder.path, to / folder.path.name, ignore=leave, copy_function=os.link)
+        except OSError:
+            shutil.rmtree(to / folder.path.name, ignore_errors=True)  # a full disk: the run folder itself is whole
+
+
+class ServerJob(Controller):  # type: ignore[misc]
+    """One study, from wherever its run folder stands."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        torch.set_num_threads(1)
+        workspace = fl_ctx.get_engine().get_workspace()
+        job = fl_ctx.get_job_id()
+        kit = Path(workspace.get_root_dir())
+        study = load_study(Path(workspace.get_app_config_dir(job)) / "study.toml")
+        folder = RunFolder.create(study, runs_of(kit))
+        fl_ctx.get_engine().register_app_command("journal", _journal, folder)
+        outcome: dict[str, Any] = {"job": job, "run": folder.path.name, "state": "running", "said": ""}
+        write_json(outcome, outcome_path(kit, job))
+        try:
+            if not folder.finished:
+                engine.run(study, FlareWire(study, folder, _Line(fl_ctx, kit, abort_signal)), folder)
+            outcome |= {"state": "finished"}
+        except GoOn as back:
+            folder.note("going on", said=f"{back} came back; the run goes on as a new job")
+            again_mark(kit, job).touch()
+            outcome |= {"state": "going on", "said": f"{back} came back"}
+        except (UserError, WorkError) as error:
+            said = str(error).replace(f"consilium resume {folder.path}", f"consilium federation resume {job}")
+            outcome |= {"state": "stopped", "said": said}
+            self.system_panic(said, fl_ctx)
+        finally:
+            if outcome["state"] == "running":
+                outcome |= {"state": "failed", "said": "the server's own log says why"}
+            write_json(outcome, outcome_path(kit, job))
+            _hand_out(folder, Path(workspace.get_run_dir(job)) / "results", outcome)
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def process_result_of_unknown_task(self, *_: Any, **__: Any) -> ClientTask | None:
+        return None

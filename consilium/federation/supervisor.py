@@ -1,0 +1,120 @@
+"""A participant's NVIDIA FLARE process, started again whenever it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from consilium.errors import DataError
+from consilium.federation.hospital import read_hospital
+from consilium.store import read_json, write_json
+
+QUICK = {
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
+    "NVFLARE_RM_QUERY_INTERVAL": "1",
+}
+PAUSE = 2.0  # seconds before a process that ended is started again
+
+
+def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
+    """What a kit says about itself."""
+    path = folder / "consilium.json"
+    if not path.is_file():
+        raise DataError(
+            f"{folder} is not a kit: it has no consilium.json. Kits are made by `consilium federation kits`."
+        )
+    facts: Mapping[str, Any] = read_json(path)
+    kinds = {"server": "server", "office": "office"}
+    if kinds.get(str(facts["name"]), "site") != kind:
+        raise DataError(f"{folder} is the kit of '{facts['name']}', which is not a {kind}.")
+    return facts
+
+
+def command(folder: Path, kind: str, name: str) -> list[str]:
+    """How a participant's process is started."""
+    if " " in str(folder):
+        raise DataError(f"{folder} has a space in it, which NVIDIA FLARE cannot bear; move the kit.")
+    module = "server.server_train" if kind == "server" else "client.client_train"
+    who = [] if kind == "server" else [f"uid={name}"]
+    return [
+        *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}"),
+        *("-m", str(folder), "-s", f"fed_{'server' if kind == 'server' else 'client'}.json"),
+        *("--set", "secure_train=true", *who, "org=consilium", "config_folder=config"),
+    ]
+
+
+def environment(hospital: Path | None = None) -> dict[str, str]:
+    """One thread per process, this package first, and of a site its hospital.toml."""
+    paths = [path for path in (os.getcwd(), *sys.path) if path]
+    own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
+    return {**os.environ, **QUICK, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **own}
+
+
+def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a participant, after a look at its kit and its hospital.toml."""
+    folder = folder.resolve()
+    facts = kit_of(folder, kind)
+    if kind == "server":
+        _keep_jobs_here(folder)
+    elif hospital is not None:
+        settings = read_hospital(hospital)
+        if settings.site != facts["name"]:
+            raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
+        Path(settings.memory).mkdir(parents=True, exist_ok=True)
+    return command(folder, kind, str(facts["name"])), environment(hospital)
+
+
+def _keep_jobs_here(folder: Path) -> None:
+    """Jobs in the server's own folder, wherever the kit has been moved."""
+    path = folder / "local" / "resources.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(folder / "snapshots")
+    for part in settings["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(folder / "jobs")
+    write_json(settings, path)
+
+
+def supervise(folder: Path, kind: str, hospital: Path | None = None) -> None:
+    """Keep a participant running until this process is told to stop; its output goes to `process.log` in the kit."""
+    arguments, variables = prepare(folder, kind, hospital)
+    stop = threading.Event()
+    before = {which: signal.signal(which, lambda *_: stop.set()) for which in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while not stop.is_set():
+            child = start(folder, arguments, variables)
+            while child.poll() is None and not stop.wait(0.2):
+                pass
+            end(child)
+            stop.wait(PAUSE)
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+
+
+def start(folder: Path, arguments: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A participant's process in a group of its own, so that its job processes can be ended with it."""
+    with (folder / "process.log").open("ab") as log:
+        return subprocess.Popen(
+            arguments, env=dict(variables), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def end(child: subprocess.Popen[bytes], patience: float = 5.0) -> None:
+    """End a process and the job processes it started."""
+    for which in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, which)
+        try:
+            child.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+    child.wait()

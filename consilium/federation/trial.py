@@ -1,0 +1,101 @@
+"""`federation try`: a whole federation of local processes, from kits to results, and everything taken down again."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from consilium.errors import StudyError, WorkError
+from consilium.federation.kits import make_kits
+from consilium.federation.office import Office, open_office
+from consilium.federation.places import runs_of
+from consilium.federation.project import Project
+from consilium.federation.supervisor import end, prepare, start
+from consilium.fields import to_toml
+from consilium.study import Study, with_plan
+
+
+@dataclass
+class Local:
+    """A federation of processes of this machine, on loopback."""
+
+    folder: Path
+    kits: dict[str, Path]
+    processes: dict[str, subprocess.Popen[bytes]]
+
+    def start(self, name: str) -> None:
+        kit = self.kits[name]
+        kind = "server" if name == "server" else "site"
+        arguments, variables = prepare(kit, kind, None if kind == "server" else self.hospital(name))
+        self.processes[name] = start(kit, arguments, variables)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            end(process)
+
+    def hospital(self, name: str) -> Path:
+        return self.folder / "hospitals" / name / "hospital.toml"
+
+    def memory(self, name: str) -> Path:
+        return self.folder / "hospitals" / name / "memory"
+
+    @property
+    def runs(self) -> Path:
+        return runs_of(self.kits["server"])
+
+
+@contextmanager
+def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iterator[tuple[Local, Office]]:
+    """Server and sites as processes that end with the block; data are read where the study's federation has them."""
+    kits = make_kits(Project("local", "localhost", free_port(), sites), folder / "kits")
+    local = Local(folder.resolve(), kits, {})
+    federation = study.federation()
+    for name in sites:
+        path = local.hospital(name)
+        path.parent.mkdir(parents=True)
+        lines = {
+            "site": name,
+            "data": str(federation.sites[name].folder),
+            "memory": str(local.memory(name)),
+            "labels": list(study.facts.labels),
+            "device": study.local.device,
+        }
+        path.write_text("".join(f"{key} = {to_toml(value)}\n" for key, value in lines.items()), encoding="utf-8")
+    with ExitStack() as stack:
+        stack.callback(local.end)
+        for name in ("server", *sites):
+            local.start(name)
+        office = stack.enter_context(open_office(kits["office"], 60.0))
+        office.wait_for(sites, 60.0)
+        yield local, office
+
+
+def try_federation(study: Study, count: int | None, runs: Path) -> Path:
+    """Run a study as a federation of the first `count` sites; returns the run folder in `runs`."""
+    names = tuple(sorted(study.plan.sites or study.federation().sites))
+    if count is not None and not 1 <= count <= len(names):
+        raise StudyError(f"--sites {count}: the study has {len(names)} sites.")
+    members = names[:count]
+    study = with_plan(study, sites=members)
+    everyone = tuple(sorted({*members, *study.plan.leave_out}))
+    with (
+        tempfile.TemporaryDirectory(prefix="consilium-") as folder,
+        local_federation(study, everyone, Path(folder)) as (_, office),
+    ):
+        job = office.submit(study)
+        office.wait(job)
+        outcome = office.outcome(job)
+        if outcome["state"] != "finished":
+            raise WorkError(str(outcome["said"]))
+        return office.fetch(job, runs)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,259 @@
+"""Sites that are processes of other machines, reached through NVIDIA FLARE.
+
+A request is a JSON text and the bytes of one safetensors file, and so is an answer. What a site says of a failure is
+one word of `REASONS`: its own log, which stays there, says more.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from consilium import __version__, tree
+from consilium.data.preprocess import fingerprint
+from consilium.engine import WireError
+from consilium.envelope import Envelope, Reply, RollCall, card_from_json, card_to_json
+from consilium.errors import DataError, RunError, StudyError, WorkError
+from consilium.run_folder import RunFolder
+from consilium.scores import Row, read_rows
+from consilium.site import Roster, SiteCard
+from consilium.study import Study
+from consilium.tree import Packet, PacketError
+from consilium.weights import SiteName
+
+ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
+SLOWEST = 125_000  # bytes per second of the slowest link that still works
+ROLL_CALL = 120.0  # seconds at least: sites start their process, and make their cache
+TICK = 0.5  # seconds between two looks at who has gone
+ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
+REASONS = {
+    "study": "its package cannot read the study",
+    "method": "its hospital.toml does not allow the method",
+    "rounds": "its hospital.toml allows no more rounds of this run",
+    "bytes": "its hospital.toml allows no more bytes to leave",
+    "labels": "its hospital.toml names other labels",
+    "name": "its site.toml names another site than its kit",
+    "data": "its tables or images have faults",
+    "device": "its device cannot be used",
+    "memory": "it has lost its memory of this run",
+    "disk": "its disk is full or cannot be written",
+    "old": "it has been asked for a later round already",
+    "foreign": "the message was of another run, method or site",
+    "damaged": "the message was damaged on its way",
+    "size": "its answer is larger than this method's update",
+    "late": "no answer by the deadline",
+    "gone": "its process has ended",
+    "away": "it is not connected",
+    "failed": "training failed there",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back from a site; `error` is a word of `REASONS`."""
+
+    facts: Mapping[str, Any]
+    body: bytes = b""
+    error: str = ""
+
+
+class Line(Protocol):
+    """Reaches the sites of one job."""
+
+    def ask(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer: ...
+    def here(self) -> set[SiteName]: ...  # sites whose processes take part in this job
+    def back(self) -> set[SiteName]: ...  # sites that started again since, and wait for a new job
+    def dropped(self) -> list[tuple[SiteName, str]]: ...  # messages since the last question that were not wanted
+    def stopped(self) -> bool: ...
+
+
+class GoOn(Exception):
+    """A site is back: the run goes on as a new job, in which it takes part."""
+
+
+class FlareWire:
+    """A federation of processes that trust nothing but each other's certificates."""
+
+    def __init__(self, study: Study, folder: RunFolder, line: Line) -> None:
+        self.study, self.folder, self.line = study, folder, line
+        self.spool = folder.path / "spool"
+        self.roster: Roster = {}
+        self._threads = ThreadPoolExecutor(max(1, len(study.plan.sites) + len(study.plan.leave_out)))
+
+    # ------------------------------------------------------------------------------------ roll call
+
+    def roll_call(self) -> RollCall:
+        """Every site's card; of a run that goes on, those of absent sites are taken from its origin."""
+        guests = sorted(self.study.plan.leave_out)
+        members = sorted(name for name in self.study.plan.sites if name not in guests)
+        began = self._origin()
+        requests = {name: {"do": "card", "site": name, "run": self.folder.path.name} for name in (*members, *guests)}
+        answers = dict(self._ask(requests, {}, max(ROLL_CALL, self.study.plan.deadline)))
+        faults = [self._fault(name, answer) for name, answer in answers.items()]
+        absent = {name for name, answer in answers.items() if answer.error in ("late", "gone", "away")}
+        told = [fault for name, fault in zip(answers, faults) if fault and name not in absent]
+        if told:
+            raise StudyError("\n".join(told))
+        if absent and not began:
+            raise WireError(
+                f"{_names(absent)} did not answer the roll call, and a run begins with all its sites. Start them with "
+                "`consilium federation site`, or leave them out with study.sites, then submit again."
+            )
+        measured = ("seconds", "memory_mb")
+        told_facts = {n: {k: v for k, v in answer.facts.items() if k not in measured} for n, answer in answers.items()}
+        facts = {name: began["sites"][name] if name in absent else told_facts[name] for name in answers}
+        cards = {
+            name: card_from_json(began["members"][name])
+            if name in absent
+            else SiteCard(name, i, facts[name]["n"], tuple(facts[name]["labels"]))
+            for i, name in enumerate(members)
+        }
+        empty = [name for name in members if not cards[name].n]
+        if empty:
+            raise DataError(f"no training cases at {', '.join(empty)}; leave the site out with study.sites.")
+        self.roster = cards
+        for name in sorted(absent):
+            self.folder.note("absent", site=name)
+        return RollCall(cards, {name: name in guests for name in sorted((*members, *guests))}, facts)
+
+    def _origin(self) -> Mapping[str, Any]:
+        path = self.folder.path / "origin.json"
+        began: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if self.folder.begun else {}
+        return began
+
+    def _fault(self, name: SiteName, answer: Answer) -> str:
+        """Why a site cannot take part, in a sentence."""
+        if answer.error:
+            return f"site '{name}' cannot take part: {REASONS[answer.error]} (its own log says more)."
+        ours = {
+            "version": __version__,
+            "method": self.study.hash,
+            "preprocessing": fingerprint(self.study.preprocess),
+        }
+        for what, value in ours.items():
+            if answer.facts.get(what) != value:
+                theirs = f"{answer.facts.get(what)} where the server has {value}"
+                remedy = "install the same consilium on both" if what == "version" else "compare the two installations"
+                return f"site '{name}' has another {what}: {theirs}; {remedy}."
+        unknown = set(answer.facts["labels"]) - set(self.study.facts.labels)
+        return f"site '{name}' has labels the study has not: {', '.join(sorted(unknown))}." if unknown else ""
+
+    # ------------------------------------------------------------------------------------ the four exchanges
+
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
+        waiting = sorted(self.line.back() & self.roster.keys())
+        if waiting:
+            raise GoOn(", ".join(waiting))
+        limits = {name: self._limit(name, head) for name in orders}
+        for name, answer in self._exchange("train", orders, head):
+            yield name, self._reply(name, answer, limits[name])
+
+    def _limit(self, name: SiteName, head: Envelope) -> int:
+        expected = self.study.method.blank(self.study.task, self.roster, self.roster[name], head.round)
+        return tree.flatten(expected).nbytes() + ROOM if expected is not None else ROOM
+
+    def _reply(self, name: SiteName, answer: Answer, limit: int) -> Reply:
+        facts = {"seconds": answer.facts.get("seconds", 0.0), "memory_mb": answer.facts.get("memory_mb", 0.0)}
+        if answer.error:
+            return Reply(None, lost=REASONS[answer.error], **facts)
+        if len(answer.body) > limit:
+            return Reply(None, lost=f"{REASONS['size']} ({len(answer.body)} bytes)", **facts)
+        path = self._path(name, "reply")
+        tree.write_pieces(iter([answer.body]), path)  # not in memory: there may be many sites
+        try:
+            return Reply(tree.read(path), **facts)
+        except PacketError:
+            return Reply(None, lost=f"{REASONS['damaged']} ({len(answer.body)} bytes)", **facts)
+
+    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
+        scores = {}
+        for name, answer in self._exchange("score", releases, head):
+            if answer.error:
+                continue
+            path = self._path(name, "scores")
+            tree.write_pieces(iter([answer.body]), path)
+            try:
+                rows = read_rows(path)
+            except RunError:
+                continue
+            if all(row.site == name for row in rows):  # a site speaks for itself only
+                scores[name] = rows
+        return scores
+
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
+        for name, answer in self._exchange("deliver", releases, head):
+            if answer.error:
+                self.folder.note("undelivered", site=name, why=REASONS[answer.error])
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(self.spool, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------ asking
+
+    def _exchange(
+        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
+    ) -> Iterator[tuple[SiteName, Answer]]:
+        self.spool.mkdir(parents=True, exist_ok=True)
+        cards = {name: card_to_json(card) for name, card in self.roster.items()}
+        requests = {
+            name: {"do": do, "site": name, "run": head.run, "roster": cards, "head": head.for_site(name).to_json()}
+            for name in packets
+        }
+        return self._ask(requests, packets, self.study.plan.deadline)
+
+    def _ask(
+        self, requests: Mapping[SiteName, Mapping[str, Any]], packets: Mapping[SiteName, Packet], seconds: float
+    ) -> Iterator[tuple[SiteName, Answer]]:
+        """Every site's answer as it comes; who is gone or late is not waited for."""
+        end = time.monotonic() + seconds
+        bodies: dict[int, bytes] = {}  # sites that are sent the same packet share its bytes
+        open_: dict[Future[Answer], SiteName] = {}
+        here = self.line.here() - self.line.back()
+        for name, request in requests.items():
+            if name not in here:
+                yield name, Answer({}, error="away")
+                continue
+            packet = packets.get(name)
+            body = b"" if packet is None else bodies.get(id(packet)) or bodies.setdefault(id(packet), _bytes(packet))
+            ask: Callable[..., Answer] = self.line.ask
+            open_[self._threads.submit(ask, name, request, body, seconds)] = name
+        bodies.clear()
+        while open_:
+            done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
+            for future in done:
+                yield open_.pop(future), future.result()
+            for name, why in self.line.dropped():
+                self.folder.note("dropped", site=name, why=why)
+            if self.line.stopped():
+                raise WorkError(
+                    "the run was stopped; what was committed is saved, `consilium federation resume` goes on."
+                )
+            late = time.monotonic() > end
+            gone = self.line.back()
+            for future, name in [(f, n) for f, n in open_.items() if late or n in gone]:
+                future.cancel()
+                del open_[future]
+                yield name, Answer({}, error="late" if late else "gone")
+
+    def _path(self, site: SiteName, kind: str) -> Path:
+        return self.spool / f"{site}.{kind}"
+
+
+def patience(body: bytes) -> float:
+    """Seconds after which a message that nobody confirmed is sent again."""
+    return 5.0 + len(body) / SLOWEST
+
+
+def _bytes(packet: Packet) -> bytes:
+    return tree.to_bytes(packet)
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,382 @@
+"""The wire and the hospital's desk without a network between them: what is refused, left out and written down."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilium import engine, simulation, tree
+from consilium.envelope import Envelope
+from consilium.errors import StudyError, WorkError
+from consilium.federation.desk import Desk
+from consilium.federation.hospital import Hospital, Limits, read_hospital
+from consilium.federation.office import for_federation
+from consilium.prediction import open_at_hospital
+from consilium.run_folder import RunFolder
+from consilium.site import Round
+from consilium.study import Study
+from consilium.wires.flare import Answer, FlareWire, GoOn
+from tests.toy import SIZES, toy_study
+
+Change = Callable[[str, Mapping[str, Any], Answer], Answer]
+
+
+class Direct:
+    """A line that calls the desks; `change` is what happens to an answer on its way."""
+
+    def __init__(self, study: Study, hospitals: Mapping[str, Hospital], change: Change | None = None) -> None:
+        self.desks = {name: Desk(hospital, name, study.to_toml()) for name, hospital in hospitals.items()}
+        self.change: Change = change or (lambda site, request, answer: answer)
+        self.lock = threading.Lock()  # real sites are processes; here they share the networks kept at hand
+        self.returned: set[str] = set()
+        self.absent: set[str] = set()
+
+    def ask(self, site: str, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+        with self.lock:
+            return self.change(site, request, self.desks[site].answer(json.loads(json.dumps(request)), body))
+
+    def here(self) -> set[str]:
+        return set(self.desks) - self.absent
+
+    def back(self) -> set[str]:
+        return self.returned
+
+    def dropped(self) -> list[tuple[str, str]]:
+        return []
+
+    def stopped(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def hospitals(federation: Path, tmp_path: Path) -> dict[str, Hospital]:
+    return {
+        name: Hospital(name, str(federation / name), str(tmp_path / "hospitals" / name), ("blob",), "cpu")
+        for name in SIZES
+    }
+
+
+def deploy(study: Study, hospitals: Mapping[str, Hospital], to: Path, change: Change | None = None) -> RunFolder:
+    study = for_federation(study, tuple(SIZES))
+    folder = RunFolder.create(study, to)
+    engine.run(study, FlareWire(study, folder, Direct(study, hospitals, change)), folder)
+    return folder
+
+
+def events(folder: RunFolder, *kinds: str) -> list[Mapping[str, Any]]:
+    return [event for event in folder.events() if event["event"] in kinds]
+
+
+# ------------------------------------------------------------------------------------ the same bits, offline use
+
+
+def test_a_hospital_predicts_offline_with_the_part_that_never_left(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, "apfl")
+    folder = deploy(study, hospitals, tmp_path / "server")
+    simulated = simulation.run(study, tmp_path / "simulated", workers=0).folder
+    assert (folder.path / "last.safetensors").read_bytes() == (simulated / "last.safetensors").read_bytes()
+    away = replace(hospitals["bea"], data="nowhere")  # neither data nor server are needed
+    _, predictor = open_at_hospital(away)
+    assert (predictor.model, predictor.of) == ("personal", "bea")
+    from consilium.prediction import open_predictor
+
+    _, expected = open_predictor(simulated, "bea")
+    images = torch.rand((2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(predictor.answer(images).output, expected.answer(images).output)
+
+
+def test_no_case_name_leaves(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
+    said: list[bytes] = []
+
+    def listen(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        said.extend((answer.body, json.dumps(answer.facts).encode()))
+        return answer
+
+    folder = deploy(toy_study(federation), hospitals, tmp_path / "server", listen)
+    heard = b"".join(said)
+    names = [path.stem.encode() for path in federation.glob("*/images/*.png")]
+    assert not [name for name in names if name in heard]
+    assert str(federation).encode() not in heard
+    cases = {row.case for row in folder.rows() if row.case}
+    assert len(cases) == 3 * (3 + 3)  # told apart nevertheless
+
+
+def test_everything_that_left_is_written_down(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
+    folder = deploy(toy_study(federation), hospitals, tmp_path / "server")
+    log = Path(hospitals["ada"].memory) / folder.path.name / "left.jsonl"
+    left = [json.loads(line) for line in log.read_text().splitlines()]
+    sent = [line["bytes"] for line in left if line["what"] == "train"]
+    assert [line["what"] for line in left].count("train") == 3
+    assert min(sent) >= min(event["bytes_up"] for event in events(folder, "train"))
+    assert all(len(line["sha256"]) == 64 for line in left)
+
+
+# ------------------------------------------------------------------------------------ answers that cannot be used
+
+
+def nan(packet: tree.Packet) -> tree.Packet:
+    name = next(n for n, t in packet.tensors.items() if t.is_floating_point())
+    return packet._replace(tensors={**packet.tensors, name: packet.tensors[name] * float("nan")})
+
+
+def shape(packet: tree.Packet) -> tree.Packet:
+    name = next(n for n, t in packet.tensors.items() if t.numel() > 1)
+    return packet._replace(tensors={**packet.tensors, name: packet.tensors[name].reshape(-1)[:-1]})
+
+
+def old(packet: tree.Packet) -> tree.Packet:
+    head = json.loads(packet.header)
+    head["stamp"][2] = "train round 1"
+    return packet._replace(header=json.dumps(head))
+
+
+def foreign(packet: tree.Packet) -> tree.Packet:
+    head = json.loads(packet.header)
+    head["stamp"][0] = "another-run"
+    return packet._replace(header=json.dumps(head))
+
+
+def repacked(change: Callable[[tree.Packet], tree.Packet], tmp_path: Path) -> Callable[[bytes], bytes]:
+    def changed(body: bytes) -> bytes:
+        path = tmp_path / "changed.safetensors"
+        path.write_bytes(body)
+        return tree.to_bytes(change(tree.read(path)))
+
+    return changed
+
+
+SPOILS: list[tuple[Any, str]] = [
+    (nan, "not finite"),
+    (shape, "where the study's network has"),
+    (old, "train round 1, site bea, not of"),
+    (foreign, "another-run"),
+    (lambda body: body[: len(body) // 2], "damaged"),
+    (lambda body: body + b"\0" * (2 << 20), "larger than"),
+    (lambda body: b"garbage", "damaged"),
+]
+
+
+def test_answers_that_cannot_be_used_are_left_out_and_journalled(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """One round for each way in which an answer can be wrong, then a good one."""
+
+    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        if site != "bea" or request["do"] != "train" or request["head"]["round"]["index"] >= len(SPOILS):
+            return answer
+        spoil = SPOILS[request["head"]["round"]["index"]][0]
+        whole = spoil in (nan, shape, old, foreign)
+        return replace(answer, body=repacked(spoil, tmp_path)(answer.body) if whole else spoil(answer.body))
+
+    rounds = len(SPOILS) + 1
+    study = toy_study(federation, study__rounds=rounds, study__score_every=rounds)
+    folder = deploy(study, hospitals, tmp_path / "server", change)
+    said = events(folder, "lost", "refused")
+    assert [(event["site"], event["round"]) for event in said] == [("bea", i + 1) for i in range(len(SPOILS))]
+    for event, (_, why) in zip(said, SPOILS, strict=True):
+        assert why in event["why"]
+    again = simulation.run(simulation.with_attendance(study, folder.path), tmp_path / "again", workers=0).folder
+    assert (folder.path / "last.safetensors").read_bytes() == (again / "last.safetensors").read_bytes()
+
+
+def test_scores_of_another_site_are_not_believed(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        lie = site == "bea" and request["do"] == "score"
+        return replace(answer, body=answer.body.replace(b",bea,", b",ada,")) if lie else answer
+
+    folder = deploy(toy_study(federation), hospitals, tmp_path / "server", change)
+    assert {row.site for row in folder.rows()} == {"ada", "cid"}
+    assert {event["site"] for event in events(folder, "unscored")} == {"bea"}
+
+
+# ------------------------------------------------------------------------------------ the hospital's own rules
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (Limits(refused=("fedavg",)), "does not allow the method"),
+        (Limits(methods=("fedsm",)), "does not allow the method"),
+    ],
+)
+def test_a_hospital_refuses_a_method_before_anything_is_sent(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, limits: Limits, why: str
+) -> None:
+    hospitals["bea"] = replace(hospitals["bea"], limits=limits)
+    with pytest.raises(StudyError, match=f"site 'bea' cannot take part: .*{why}"):
+        deploy(toy_study(federation), hospitals, tmp_path / "server")
+    assert not list((tmp_path / "server").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"), [(Limits(rounds=1), "no more rounds"), (Limits(run_bytes=12_000), "no more bytes")]
+)
+def test_a_hospital_stops_at_its_own_limits(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, limits: Limits, why: str
+) -> None:
+    hospitals["bea"] = replace(hospitals["bea"], limits=limits)
+    folder = deploy(toy_study(federation), hospitals, tmp_path / "server")
+    lost = events(folder, "lost")
+    assert lost
+    assert all(event["site"] == "bea" and why in event["why"] for event in lost)
+    assert {event["site"] for event in events(folder, "train") if event["round"] == 3} == {"ada", "cid"}
+
+
+def test_other_labels_are_refused(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
+    hospitals["cid"] = replace(hospitals["cid"], labels=("cup",))
+    with pytest.raises(StudyError, match=r"site 'cid' cannot take part: its hospital.toml names other labels"):
+        deploy(toy_study(federation), hospitals, tmp_path / "server")
+
+
+def test_another_version_is_refused(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
+    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        return replace(answer, facts={**answer.facts, "version": "0.0.9"}) if site == "ada" else answer
+
+    with pytest.raises(StudyError, match=r"site 'ada' has another version: 0\.0\.9 where the server has"):
+        deploy(toy_study(federation), hospitals, tmp_path / "server", change)
+
+
+def test_code_of_others_is_not_even_imported(federation: Path, tmp_path: Path) -> None:
+    hospital = Hospital("ada", str(federation / "ada"), str(tmp_path), ("blob",), "cpu")
+    text = '[data]\nfederation = ""\n[method]\nname = "no_such_package.at_all:Method"\n'
+    answer = Desk(hospital, "ada", text).answer({"do": "card", "site": "ada", "run": "r"}, b"")
+    assert answer.error == "method"  # had it been imported, this would be "study"
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"),
+    [
+        ({"do": "card", "site": "bea", "run": "r"}, "foreign"),
+        ({"do": "card", "site": "ada", "run": "../r"}, "foreign"),
+    ],
+)
+def test_a_message_for_another_is_dropped(
+    federation: Path, tmp_path: Path, request_: Mapping[str, Any], word: str
+) -> None:
+    hospital = Hospital("ada", str(federation / "ada"), str(tmp_path), ("blob",), "cpu")
+    assert Desk(hospital, "ada", toy_study(federation).to_toml()).answer(request_, b"").error == word
+    assert word in (tmp_path / "errors.log").read_text()
+
+
+def test_a_full_disk_is_one_word(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from consilium.store import MemoryShelf
+
+    put = MemoryShelf.put
+
+    def full(shelf: MemoryShelf, round: int, *rest: Any) -> None:
+        if shelf.site == "bea" and round == 1:
+            raise OSError(28, "No space left on device", "/secret/place")
+        put(shelf, round, *rest)
+
+    monkeypatch.setattr(MemoryShelf, "put", full)
+    folder = deploy(toy_study(federation), hospitals, tmp_path / "server")
+    (event,) = events(folder, "lost")
+    assert event["why"] == "its disk is full or cannot be written"
+    assert "/secret/place" in (Path(hospitals["bea"].memory) / "errors.log").read_text()
+
+
+# ------------------------------------------------------------------------------------ who is there
+
+
+class Slow(Direct):
+    """Everyone answers at once but cid, who sleeps until woken."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self.returned: set[str] = set()
+
+    def ask(self, site: str, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+        if site == "cid":
+            self.woken.wait(30)
+        return Answer({"seconds": 1.0, "memory_mb": 1.0}, error="failed")
+
+    def here(self) -> set[str]:
+        return set(SIZES)
+
+
+@pytest.mark.parametrize(("back", "why"), [(False, "no answer by the deadline"), (True, "its process has ended")])
+def test_who_is_late_or_gone_is_not_waited_for(federation: Path, tmp_path: Path, back: bool, why: str) -> None:
+    study = for_federation(toy_study(federation, study__deadline=600.0 if back else 0.5), tuple(SIZES))
+    line = Slow()
+    folder = RunFolder.create(study, tmp_path)
+    wire = FlareWire(study, folder, line)
+    threading.Timer(0.3, lambda: line.returned.update({"cid"} if back else ())).start()
+    head = Envelope(folder.path.name, "fedavg", Round(0, "train", 0, 1))
+    wire.deliver(dict.fromkeys(SIZES, tree.Packet("{}", {})), head)
+    line.woken.set()
+    said = {event["site"]: event["why"] for event in events(folder, "undelivered")}
+    assert said == {"ada": "training failed there", "bea": "training failed there", "cid": why}
+
+
+def test_a_run_begins_with_all_its_sites(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
+    study = for_federation(toy_study(federation), tuple(SIZES))
+    folder = RunFolder.create(study, tmp_path / "server")
+    line = Direct(study, hospitals)
+    line.absent = {"cid"}
+    with pytest.raises(WorkError, match="cid did not answer the roll call"):
+        engine.run(study, FlareWire(study, folder, line), folder)
+
+
+def test_a_run_goes_on_without_a_site_and_lets_it_in_again(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    study = for_federation(toy_study(federation, "scaffold", study__rounds=5), tuple(SIZES))
+    folder = RunFolder.create(study, tmp_path / "server")
+    line = Direct(study, hospitals)
+
+    def dies(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        if site == "bea" and request["do"] == "train" and request["head"]["round"]["index"] == 1:
+            line.absent = {"bea"}
+            return Answer({}, error="late")
+        if site == "ada" and request["do"] == "train" and request["head"]["round"]["index"] == 2:
+            line.returned = {"bea"}
+        return answer
+
+    line.change = dies
+    with pytest.raises(GoOn, match="bea"):
+        engine.run(study, FlareWire(study, folder, line), folder)
+    folder = RunFolder.open(folder.path)
+    engine.run(study, FlareWire(study, folder, Direct(study, hospitals)), folder)  # a new job
+    assert [event["round"] for event in events(folder, "lost")] == [2, 3]
+    plain = toy_study(federation, "scaffold", study__rounds=5)
+    again = simulation.run(simulation.with_attendance(plain, folder.path), tmp_path / "again", workers=0).folder
+    assert (folder.path / "last.safetensors").read_bytes() == (again / "last.safetensors").read_bytes()
+
+
+def test_fewer_than_min_sites_stop_with_a_remedy(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        return Answer({}, error="late") if site != "ada" and request["do"] == "train" else answer
+
+    study = toy_study(federation, study__min_sites=2)
+    with pytest.raises(WorkError, match=r"1 of 3 sites answered, but min_sites is 2 .*no answer by the deadline"):
+        deploy(study, hospitals, tmp_path / "server", change)
+
+
+def test_pooled_training_cannot_be_deployed(federation: Path) -> None:
+    with pytest.raises(StudyError, match="simulation only"):
+        for_federation(toy_study(federation, "pooled"), tuple(SIZES))
+
+
+def test_a_hospital_toml_is_read_and_mistakes_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "hospital.toml"
+    path.write_text('site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n[limits]\nrounds = 3\n')
+    hospital = read_hospital(path)
+    assert (hospital.memory, hospital.limits.rounds) == (str(tmp_path / "m"), 3)
+    path.write_text('site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n[limits]\nround = 3\n')
+    with pytest.raises(StudyError, match="did you mean 'rounds'"):
+        read_hospital(path)

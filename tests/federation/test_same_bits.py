@@ -1,0 +1,54 @@
+"""A federation of processes gives the bits of the simulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from consilium import simulation
+from consilium.federation.forecasting import forecast_study
+from consilium.methods import METHODS
+from tests.federation.conftest import PATIENCE, SITES, Running, digest
+from tests.toy import toy_study
+
+pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pytest.mark.timeout(600)]
+SMOKE = ("fedavg", "scaffold", "apfl", "fedsm")  # one without state, two with memory, one with three models
+OTHERS = [name for name, kind in METHODS.items() if name not in SMOKE and not getattr(kind, "pooled", False)]
+
+
+@pytest.mark.parametrize("method", [*SMOKE, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_a_deployed_run_equals_a_simulated_one(running: Running, federation: Path, tmp_path: Path, method: str) -> None:
+    study = toy_study(federation, method, study__deadline=60.0)
+    job = running.office.submit(study)
+    state = running.office.wait(job, PATIENCE)
+    assert state == "FINISHED:COMPLETED", running.office.outcome(job)
+    deployed = running.office.fetch(job, tmp_path / "fetched")
+    simulated = simulation.run(study, tmp_path, workers=0)
+    assert digest(deployed) == digest(simulated.folder)
+    _nothing_named(deployed, federation)
+    _forecast_holds(deployed, study)
+    for site in SITES:
+        own = running.local.memory(site) / deployed.name
+        assert (own / "release.safetensors").exists()
+        left = [json.loads(line) for line in (own / "left.jsonl").read_text().splitlines()]
+        assert {line["what"] for line in left} == {"card", "train", "score", "deliver"}
+
+
+def _nothing_named(run: Path, federation: Path) -> None:
+    """No case's name and no path of a hospital in anything the server has."""
+    names = [image.stem for image in federation.glob("*/images/*.png")]
+    for path in run.rglob("*"):
+        if path.is_file() and path.suffix in (".csv", ".json", ".jsonl", ".toml"):
+            text = path.read_text(encoding="utf-8")
+            assert not [name for name in names if name in text], path
+            assert str(federation) not in text, path
+
+
+def _forecast_holds(run: Path, study: object) -> None:
+    events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    own = [event for event in events if event["event"] == "train" and event["site"] == "ada"]
+    foreseen = forecast_study(study)  # type: ignore[arg-type]
+    assert sum(event["bytes_down"] for event in own) == pytest.approx(foreseen.down, rel=0.05)
+    assert sum(event["bytes_up"] for event in own) == pytest.approx(foreseen.up, rel=0.05)
