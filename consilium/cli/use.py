@@ -13,7 +13,7 @@ from consilium.cli.train import Json
 
 def predict(
     run: Annotated[Path, typer.Argument(help="A run folder, or a package made by `consilium export`.", metavar="RUN")],
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", metavar="IMAGE...")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", metavar="IMAGE")],
     to: Annotated[Path, typer.Option(help="Where masks and predictions.csv go.", metavar="DIR")] = Path("predictions"),
     site: Annotated[str | None, typer.Option(help="Use this hospital's own model for every image.")] = None,
     as_json: Json = False,
