@@ -39,7 +39,7 @@ def long_rounds(folder: Path, repeats: int) -> list[Measured]:
 
 def three_models(folder: Path, repeats: int) -> list[Measured]:
     """FedSM trains a global model, a personal one and a selector on the same batches; a round takes ten seconds."""
-    epochs = math.ceil(_epochs(folder) / 2)  # two of the three models are FedAvg's
+    epochs = _epochs(folder, three=True)
     how = {"method.optimizer_state": '"fresh"', "method.confidence": 0.5}  # so that the global model is FedAvg's
     study = _study(folder, epochs, 1 + repeats, "demo_fedsm.toml", how)
     what = f"a round of FedSM, three models, {epochs} epochs"
@@ -94,13 +94,14 @@ def _file(study: Study, folder: Path) -> Path:
     return path
 
 
-def _epochs(folder: Path) -> int:
+def _epochs(folder: Path, three: bool = False) -> int:
     """As many as fill a long round on this machine now."""
     study = _study(folder, epochs=4, rounds=1)
     with BareLoop(_file(study, folder), default_workers()) as bare:
-        bare.round(0)
+        loops = ThreeLoops(bare) if three else bare
+        loops.round(0)
         clock = Clock()
-        bare.round(1)
+        loops.round(1)
         return math.ceil(4 * LONG / clock.stop().seconds)
 
 

@@ -321,7 +321,7 @@ class _Run:
         train = [event for event in events if event["event"] == "train"]
         rounds = {key: mark.round for key, mark in best.valid.items()}
         apart = bool(rounds) and self.method.headline not in rounds  # models of several rounds, chosen one by one
-        return run_summary(
+        summary = run_summary(
             method=self.study.method_name,
             seed=self.study.plan.seed,
             rounds=self.study.plan.rounds,
@@ -339,6 +339,16 @@ class _Run:
             all_rows=rows,
             joint=[row for row in rows if row.phase not in ("best", "last")] if apart else (),
         )
+        hidden = self._hidden()
+        return {**summary, "hidden": hidden} if hidden else summary
+
+    def _hidden(self) -> dict[SiteName, list[str]]:
+        """What was scored on test masks though the site does not annotate it: known only because this is a trial."""
+        if self.study.data.test_masks != "complete":
+            return {}
+        drawn = {name: facts["labels"] for name, facts in self.roll.facts.items()}
+        unknown = {name: [x for x in self.task.labels if x not in labels] for name, labels in drawn.items()}
+        return {name: labels for name, labels in sorted(unknown.items()) if labels}
 
 
 def _called(phase: Phase, round: Round) -> str:

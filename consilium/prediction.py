@@ -25,6 +25,7 @@ from consilium.run_folder import RunFolder, write_text
 from consilium.site import Answer, Choice, Predictor, Task
 from consilium.store import MemoryShelf, read_json
 from consilium.study import Study
+from consilium.tasks.overlap import cleaned
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def _predict(study: Study, predictor: Predictor, path: Path, out: Path, site: st
         # logits are brought back, not the mask: edges stay smooth where the image was shrunk
         logits = torch.from_numpy(np.ascontiguousarray(invert(output.numpy(), undo, nearest=False)))
         out.parent.mkdir(parents=True, exist_ok=True)
-        result = str(write_mask(study.task.decide(logits).numpy(), picture, out))
+        mask = study.task.decide(logits).numpy()
+        result = str(write_mask(cleaned(mask) if study.task_fields.clean_up else mask, picture, out))
     why = f"asked for with --site {site}" if site else choice.why
     return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances))
 

@@ -55,7 +55,7 @@ def _fault(value: Any, like: Any, path: str) -> str:
     if isinstance(value, Weights):
         return _weights_fault(value, like, path)
     if isinstance(value, torch.Tensor):
-        return _tensor_fault(value, like, path, f"'{path}' is {_kind(value)}, where {_kind(like)} is expected")
+        return _tensor_fault(value, like, path, "{} is expected")
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
         return _first((getattr(value, n), getattr(like, n), _under(path, n.removesuffix("_"))) for n in names)
@@ -83,16 +83,14 @@ def _weights_fault(weights: Weights, like: Weights, path: str) -> str:
         odd = sorted(weights.keys() ^ like.keys())
         return f"'{path}' has other tensors than the study's network ({', '.join(odd[:3]) or 'in another order'})"
     for name, tensor in weights.items():
-        place, model = f"{path}/{name}", like[name]
-        unlike = f"'{place}' is {_kind(tensor)}, where the study's network has {_kind(model)}"
-        if fault := _tensor_fault(tensor, model, place, unlike):
+        if fault := _tensor_fault(tensor, like[name], f"{path}/{name}", "the study's network has {}"):
             return fault
     return ""
 
 
-def _tensor_fault(tensor: torch.Tensor, like: torch.Tensor, path: str, unlike: str) -> str:
+def _tensor_fault(tensor: torch.Tensor, like: torch.Tensor, path: str, wanted: str) -> str:
     if tensor.shape != like.shape or tensor.dtype != like.dtype:
-        return unlike
+        return f"'{path}' is {_kind(tensor)}, where {wanted.format(_kind(like))}"
     return "" if _finite(tensor) else f"'{path}' holds values that are not finite"
 
 

@@ -49,6 +49,7 @@ def _overlays(views: Sequence[RunView]) -> Iterator[Overlay]:
             answer = predictor.answer(image.transpose(0, 1) if sliced else image[None], volume=sliced)
             output = answer.output.transpose(0, 1) if sliced else answer.output[0]
             truth, found = task.channels_of(mask[None])[0], task.decided_channels(output)
+            marks = task.score(output, mask, full=False, labels=arrays.labels(i))
             middle = _middle(truth)
             yield Overlay(
                 image=_shown(image, middle),
@@ -57,7 +58,7 @@ def _overlays(views: Sequence[RunView]) -> Iterator[Overlay]:
                 site=site,
                 case=arrays.cases[i].name,
                 model=answer.choices[0].key,
-                dice={mark.label: mark.value for mark in task.score(output, mask, full=False) if mark.metric == "dice"},
+                dice={mark.label: mark.value for mark in marks if mark.metric == "dice"},
             )
 
 

@@ -54,6 +54,26 @@ class Batch:
     truth: Tensor  # segmentation: (batch, *spatial) integers; classification: (batch,)
     cases: tuple[str, ...]
     volume: bool = False  # the images are all slices of one volume, in order; their cases are called "name#slice"
+    labels: tuple[tuple[str, ...], ...] | None = None  # what each truth shows; 0 is background or unknown. None: all
+    spacings: tuple[tuple[float, ...] | None, ...] | None = None  # of each case's voxels, mm; None: not known
+
+    def labels_of(self, i: int) -> tuple[str, ...] | None:
+        """The labels that are annotated in case `i`; what is not annotated there is unknown, not absent."""
+        return None if self.labels is None else self.labels[i]
+
+    def spacing_of(self, i: int) -> tuple[float, ...] | None:
+        return None if self.spacings is None else self.spacings[i]
+
+    def only(self, i: int) -> Batch:
+        """Case `i` alone."""
+        return replace(
+            self,
+            images=self.images[i : i + 1],
+            truth=self.truth[i : i + 1],
+            cases=self.cases[i : i + 1],
+            labels=None if self.labels is None else self.labels[i : i + 1],
+            spacings=None if self.spacings is None else self.spacings[i : i + 1],
+        )
 
 
 @dataclass(frozen=True)
@@ -64,9 +84,10 @@ class Local:
     lr: float = 1e-3
     momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0
-    schedule: str = "constant"  # "decay", "warmup-cosine"
+    schedule: str = "constant"  # "decay", "warmup-cosine", "warmup-restarts"
     decay: float = 0.99  # of the learning rate per round, for "decay"
-    warmup: float = 0.02  # share of the rounds, for "warmup-cosine"
+    warmup: float = 0.02  # share of the rounds, for "warmup-cosine" and "warmup-restarts"
+    restart: int = 3  # rounds per cosine, for "warmup-restarts"
     epochs: int = 1
     batch_size: int = 8
     clip: float = 0.0  # > 0: the gradient's norm is clipped to this
@@ -78,14 +99,14 @@ class Local:
     def __post_init__(self) -> None:
         choices = {
             "optimizer": ("adam", "adamw", "sgd"),
-            "schedule": ("constant", "decay", "warmup-cosine"),
+            "schedule": ("constant", "decay", "warmup-cosine", "warmup-restarts"),
             "precision": ("float32", "bfloat16", "float16"),
             "batchnorm": ("average", "local-statistics", "local"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise StudyError(f"[local] {name} = {getattr(self, name)!r}: it must be one of {', '.join(allowed)}.")
-        for name in ("epochs", "batch_size", "threads"):
+        for name in ("epochs", "batch_size", "threads", "restart"):
             if getattr(self, name) < 1:
                 raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be at least 1.")
         if not 0 < self.lr < 1e3:
@@ -209,11 +230,22 @@ class Task(ABC):
         """A new network. `kind`: "model", "selector" (one output per label given), "teacher"."""
 
     @abstractmethod
-    def loss(self, output: Any, batch: Batch) -> Tensor: ...
+    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
+        """What a network's output is worth on a batch; `labels` are those of its outputs, if not all.
+
+        Where a truth does not show a label (`batch.labels`), nothing is learned about it, not even its absence.
+        """
 
     @abstractmethod
-    def score(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
-        """The scores of one case from its logits; `full` adds the slow ones."""
+    def score(
+        self,
+        output: Tensor,
+        truth: Tensor,
+        full: bool,
+        labels: Sequence[str] | None = None,
+        spacing: Sequence[float] | None = None,
+    ) -> list[Mark]:
+        """The scores of one case from its logits, of the `labels` its truth shows; `full` adds the slow ones."""
 
     def score_all(self, outputs: Sequence[Tensor], truths: Sequence[Tensor], full: bool) -> list[Mark]:
         """Scores that need all cases of a site at once."""

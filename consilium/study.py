@@ -72,12 +72,15 @@ class Source:
 
     federation: str
     annotated: Mapping[str, Any] = field(default_factory=dict)  # {word = ["kidney"]} overrides site.toml; or "all"
+    test_masks: str = "annotated"  # "complete": test cases are also scored on labels their site does not annotate
     pooled: bool = False  # train on one virtual site that holds all cases (simulation only)
 
     def __post_init__(self) -> None:
         for site, labels in self.annotated.items():
             if labels != "all" and not isinstance(labels, tuple):
                 raise StudyError(f'[data] annotated.{site} = {labels!r}: it must be a list of labels, or "all".')
+        if self.test_masks not in ("annotated", "complete"):
+            raise StudyError(f"[data] test_masks = {self.test_masks!r}: it must be one of annotated, complete.")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class Worker:
     norm: LocalNorm
     member: bool
     outside: bool
-    hidden: tuple[str, ...]  # labels this site does not annotate: unknown there, so not scored
     place: Path  # the site's own folder for this run
     alias: Callable[[str], str] = str  # a case's name as the server may read it
 
@@ -103,10 +102,12 @@ class Worker:
         for batch in self.site.data.whole(split, 16):
             answer = predictor.answer(batch.images, batch.volume)
             if batch.volume:
-                marks = self._marks(answer.output.transpose(0, 1), batch.truth, head.full)
+                whole = answer.output.transpose(0, 1)
+                marks = self.site.task.score(whole, batch.truth, head.full, batch.labels_of(0), batch.spacing_of(0))
                 rows += [row(volume_of(batch), mark.label, mark.metric, mark.value) for mark in marks]
             for i, case in enumerate(batch.cases):
-                marks = self._marks(answer.output[i], batch.truth[i], head.full and not batch.volume)
+                full, known, spacing = head.full and not batch.volume, batch.labels_of(i), batch.spacing_of(i)
+                marks = self.site.task.score(answer.output[i], batch.truth[i], full, known, spacing)
                 if batch.volume:  # slices without the organ have no score; the volume counts what is found there
                     marks = [Mark(m.label, f"slice_{m.metric}", m.value) for m in marks if m.metric != "empty"]
                 rows += [row(case, mark.label, mark.metric, mark.value) for mark in marks]
@@ -122,9 +123,6 @@ class Worker:
                 truths += list(batch.truth)
         rows += [row("", m.label, m.metric, m.value) for m in self.site.task.score_all(outputs, truths, head.full)]
         return iter(rows)
-
-    def _marks(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
-        return [mark for mark in self.site.task.score(output, truth, full) if mark.label not in self.hidden]
 
     def deliver(self, release: Packet, head: Envelope) -> None:
         """Store the release beside the memory it goes with, for use without the server."""
@@ -160,18 +158,40 @@ def members_of(study: Study, federation: Federation) -> list[SiteName]:
 
 
 def annotated_at(study: Study, federation: Federation, site: SiteName) -> tuple[str, ...]:
+    """The labels a site draws, in the federation's order; all else is unknown in its masks, even if it is there."""
     override = study.data.annotated.get(site, federation.sites[site].annotated)
     if override == "all":
         return federation.labels
     for label in override:
         if label not in federation.labels:
             raise StudyError(f"[data] annotated.{site}: there is no label '{label}'; choose from {federation.labels}.")
-    return tuple(override)
+    if not override:
+        raise StudyError(
+            f"[data] annotated.{site} is empty: with nothing annotated there is nothing to learn at '{site}'; "
+            "name a label, or leave the site out with study.leave_out."
+        )
+    return tuple(label for label in federation.labels if label in override)
+
+
+def check_annotation(study: Study, federation: Federation, members: Sequence[SiteName]) -> None:
+    """Every label must be drawn by someone who trains, or a channel of the network would never learn."""
+    drawn = {label for site in members for label in annotated_at(study, federation, site)}
+    nobody = [label for label in federation.labels if label not in drawn]
+    if nobody and federation.task == "segmentation":
+        raise StudyError(
+            f"no site that trains annotates {', '.join(map(repr, nobody))}; give it to one with [data] annotated "
+            "or its site.toml, or take it out of labels in federation.toml."
+        )
 
 
 def open_arrays(study: Study, federation: Federation, site: SiteName) -> SiteArrays:
-    annotated = annotated_at(study, federation, site)
-    return open_site(federation, federation.sites[site], study.preprocess, annotated=annotated)
+    return open_site(
+        federation,
+        federation.sites[site],
+        study.preprocess,
+        annotated=annotated_at(study, federation, site),
+        complete_tests=study.data.test_masks == "complete",
+    )
 
 
 def place_in(run: Path, site: SiteName) -> Path:
@@ -203,7 +223,6 @@ def open_worker(
         LocalNorm.of(task, study.local.batchnorm, site),
         member,
         outside=site in study.plan.leave_out,
-        hidden=() if site == POOLED else tuple(set(federation.labels) - set(annotated_at(study, federation, site))),
         place=place,
         alias=alias,
     )

@@ -49,7 +49,7 @@ def write_toy(folder: Path) -> Path:
 
 
 def toy_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study:
-    """A study of three rounds on the toy task; changes are written `local__lr=0.1`."""
+    """A study of three rounds on the toy task; changes are written `local__lr=0.1`, None takes a key away."""
     tables: dict[str, dict[str, Any]] = {
         "study": {"rounds": 3, "score_every": 2},
         "data": {"federation": str(federation)},
@@ -60,4 +60,6 @@ def toy_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study
     for key, value in changes.items():
         section, name = key.split("__")
         tables.setdefault(section, {})[name] = value
+        if value is None:
+            del tables[section][name]
     return make_study(tables)

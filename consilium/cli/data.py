@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 
 
 def phantom(
-    kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate, digits.")],
+    kind: Annotated[str, typer.Argument(help="What to draw: retina, prostate, abdomen, digits.")],
     to: Annotated[Path, typer.Option(help="The federation's folder; it must be new or empty.", metavar="DIR")],
     cases: Annotated[
         int | None,
         typer.Option(help="All cases of all sites and splits; by default as many as in the paper, 7000 digits."),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels per side; by default 256, digits 28.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels per side; by default 256, abdomen 64, digits 28.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other patients.")] = 0,
     sites: Annotated[
         int | None, typer.Option(help="Digits only: how many sites; 1 writes one site of all classes; by default 12.")
+    ] = None,
+    division: Annotated[
+        int | None,
+        typer.Option(help="Abdomen only: which class division of the UFPS paper its sites annotate: 1, 2, 3."),
     ] = None,
 ) -> None:
     """Write a synthetic federation as site folders.
@@ -35,7 +39,7 @@ def phantom(
     from consilium.data.phantoms import write_phantom
     from consilium.data.site_folder import read_federation
 
-    write_phantom(kind, to, cases, size, seed, sites)
+    write_phantom(kind, to, cases, size, seed, sites, division)
     _say_sites(read_federation(to))
     typer.echo(str(to))
 

@@ -31,7 +31,7 @@ from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, insi
 from consilium.errors import StudyError, WorkError
 from consilium.fields import nearest
 
-LAYOUT = 1  # raise it when the files of the cache change
+LAYOUT = 2  # raise it when the files of the cache change
 ALIGN = 64  # bytes: sums in some libraries depend on where an array starts
 SETTLED = 2 * 10**9  # ns: a file younger than this may change again within one tick of its clock
 ABANDONED = 24 * 3600  # s: a build this old was killed
@@ -47,6 +47,8 @@ class SiteArrays:
     _masks: NDArray[np.uint8]  # the whole of masks.bin
     _index: tuple[Mapping[str, Any], ...]
     _shown: NDArray[np.uint8] | None  # mask value -> value this site may show; None: all of them
+    annotated: tuple[str, ...]  # the labels that training and validation masks show
+    complete: tuple[str, ...] | None = None  # the labels that test masks show; None: those annotated
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -64,11 +66,23 @@ class SiteArrays:
         if "class" in entry:
             return int(entry["class"])
         mask = _cut(self._masks, entry["mask"])
-        if self._shown is None:
+        if self._shown is None or self._is_complete(i):
             return mask
         shown: NDArray[np.uint8] = self._shown[mask]
         shown.flags.writeable = False
         return shown
+
+    def labels(self, i: int) -> tuple[str, ...]:
+        """What the truth of case `i` shows; all else is unknown in it."""
+        return self.complete if self.complete is not None and self._is_complete(i) else self.annotated
+
+    def _is_complete(self, i: int) -> bool:
+        return self.complete is not None and self.cases[i].split == "test"
+
+    def spacing(self, i: int) -> tuple[float, ...] | None:
+        """The size of a preprocessed voxel in mm; None if the file does not say."""
+        found = self._index[i].get("spacing")
+        return None if found is None else tuple(found)
 
     def undo(self, i: int) -> Undo:
         """How to go back to the picture's own grid."""
@@ -88,19 +102,24 @@ def open_site(
     how: Preprocess,
     cache: Path | None = None,
     annotated: Sequence[str] | None = None,
+    complete_tests: bool = False,
 ) -> SiteArrays:
     """A site's arrays, built on first use; `annotated` overrides what site.toml says.
 
+    Labels the site does not annotate are removed here, so no training or validation code ever sees them. With
+    `complete_tests` the masks of test cases keep them.
     All faults of the site's images and masks are listed in one DataError.
     """
     root = cache_root() if cache is None else Path(cache)
-    shown = _shown(federation, site.annotated if annotated is None else tuple(annotated))
+    annotated = site.annotated if annotated is None else tuple(annotated)
+    shown = _shown(federation, annotated)
+    complete = federation.labels if complete_tests else None
     try:
         for place in ("files", "arrays"):
             (root / place).mkdir(parents=True, exist_ok=True, mode=0o700)  # they are patients' images
         folder = root / "arrays" / f"{site.name}-{_key(federation, site, how, root)}"
         for _ in range(5):  # once, unless another process damages or mends the same folder meanwhile
-            if (arrays := _open(folder, site, shown)) is not None:
+            if (arrays := _open(folder, site, shown, annotated, complete)) is not None:
                 return arrays
             _place(folder, site, lambda partial: _build(federation, site, how, partial))
         raise OSError(f"{folder} is being changed by others all the time")
@@ -178,7 +197,13 @@ class _Hashes:
             os.replace(partial, self.path)
 
 
-def _open(folder: Path, site: SiteFolder, shown: NDArray[np.uint8] | None) -> SiteArrays | None:
+def _open(
+    folder: Path,
+    site: SiteFolder,
+    shown: NDArray[np.uint8] | None = None,
+    annotated: tuple[str, ...] = (),
+    complete: tuple[str, ...] | None = None,
+) -> SiteArrays | None:
     """The arrays in a folder, or None if anything is missing or of another length than recorded."""
     try:
         index = json.loads((folder / "index.json").read_text())
@@ -187,7 +212,8 @@ def _open(folder: Path, site: SiteFolder, shown: NDArray[np.uint8] | None) -> Si
         if not all(lengths) or len(entries) != len(site.cases):
             return None
         images = _map(folder / "images.bin").view(np.float32)
-        return SiteArrays(site.cases, folder, images, _map(folder / "masks.bin"), entries, shown)
+        masks = _map(folder / "masks.bin")
+        return SiteArrays(site.cases, folder, images, masks, entries, shown, annotated, complete)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -198,7 +224,7 @@ def _place(folder: Path, site: SiteFolder, build: Callable[[Path], None]) -> Non
     partial = Path(tempfile.mkdtemp(prefix=f".building-{folder.name}-", dir=folder.parent))
     try:
         build(partial)
-        if folder.exists() and _open(folder, site, None) is None:
+        if folder.exists() and _open(folder, site) is None:
             _discard(folder)
         try:
             os.rename(partial, folder)
@@ -244,6 +270,8 @@ def _build(federation: Federation, site: SiteFolder, how: Preprocess, folder: Pa
             try:
                 array, undo = forward(seen.image, how)
                 entry: dict[str, Any] = {"image": _append(images, array), "undo": undo.to_json()}
+                if seen.image.geometry is not None:
+                    entry["spacing"] = undo.spacing(seen.image.spacing)
                 if seen.mask is None:
                     entry["class"] = federation.labels.index(str(case.label))
                 else:

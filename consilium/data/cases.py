@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consilium.data.cache import SiteArrays
+from consilium.data.preprocess import shape_text
+from consilium.errors import DataError
 from consilium.learning.augment import augment
 from consilium.randomness import derive, numpy_generator
 from consilium.site import Batch
@@ -40,6 +42,13 @@ class Place:
     def truth(self) -> Any:
         truth = self.part.truth(self.index)
         return truth if self.slice is None or isinstance(truth, int) else truth[self.slice]
+
+    def spacing(self) -> tuple[float, ...] | None:
+        """A slice is scored within its volume, so its spacing is the volume's."""
+        return self.part.spacing(self.index)
+
+
+Loaded = tuple[Array, Any, Place]  # image and truth as they will be used, and where they came from
 
 
 @dataclass(frozen=True)
@@ -79,27 +88,27 @@ class Cases:
         for chunk in np.array_split(order, count) if count else []:
             yield _batch([self._training_case(places[i], seed, epoch, int(i)) for i in chunk])
 
-    def _training_case(self, place: Place, seed: int, epoch: int, number: int) -> tuple[Array, Any, str]:
+    def _training_case(self, place: Place, seed: int, epoch: int, number: int) -> Loaded:
         image, truth = place.image(), place.truth()
         if not (self.patch or self.augmentations):
-            return image, truth, place.name
+            return image, truth, place
         seed = derive(seed, epoch, number)
         mask = truth if isinstance(truth, np.ndarray) else None
         if self.patch:
             image, mask = _patch(image, mask, self.patch, numpy_generator(seed, "patch"))
         if self.augmentations:
             image, mask = augment(image, mask, self.augmentations, derive(seed, "augment"))
-        return image, truth if mask is None else mask, place.name
+        return image, truth if mask is None else mask, place
 
     def whole(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Unaugmented whole cases in table order; neighbours of one shape share a batch, a volume's slices are one."""
-        group: list[tuple[Array, Any, str]] = []
+        group: list[Loaded] = []
         for place in (Place(part, i) for part in self.parts for i in part.indices(split)):
             if self.slices:
                 slices = [Place(place.part, place.index, z) for z in range(place.image().shape[1])]
-                yield replace(_batch([(s.image(), s.truth(), s.name) for s in slices]), volume=True)
+                yield replace(_batch([(s.image(), s.truth(), s) for s in slices]), volume=True)
                 continue
-            case = (place.image(), place.truth(), place.name)
+            case = (place.image(), place.truth(), place)
             if group and (len(group) == batch_size or case[0].shape != group[0][0].shape):
                 yield _batch(group)
                 group = []
@@ -108,9 +117,21 @@ class Cases:
             yield _batch(group)
 
 
-def _batch(cases: Sequence[tuple[Array, Any, str]]) -> Batch:
-    images = torch.from_numpy(np.stack([image for image, _, _ in cases]))
-    return Batch(images, _truths([truth for _, truth, _ in cases]), tuple(name for _, _, name in cases))
+def _batch(cases: Sequence[Loaded]) -> Batch:
+    shapes = sorted({image.shape[1:] for image, _, _ in cases})
+    if len(shapes) > 1:
+        raise DataError(
+            f"images of {shape_text(shapes[0])} and of {shape_text(shapes[-1])} cannot be in one batch; "
+            "set [task] patch, [preprocess] size, or [local] batch_size = 1."
+        )
+    places = [place for _, _, place in cases]
+    return Batch(
+        torch.from_numpy(np.stack([image for image, _, _ in cases])),
+        _truths([truth for _, truth, _ in cases]),
+        tuple(place.name for place in places),
+        labels=tuple(place.part.labels(place.index) for place in places),
+        spacings=tuple(place.spacing() for place in places),
+    )
 
 
 def _truths(truths: Sequence[Any]) -> Tensor:

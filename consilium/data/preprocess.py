@@ -68,6 +68,11 @@ class Undo:
     def cropped(self) -> tuple[int, ...]:
         return tuple(stop - start for start, stop in self.box)
 
+    def spacing(self, original: Sequence[float]) -> tuple[float, ...]:
+        """The size of a preprocessed voxel, from that of the picture's own."""
+        sides = zip(original, self.original, self.resampled, self.cropped, self.final, strict=True)
+        return tuple(old * n / resampled * cropped / final for old, n, resampled, cropped, final in sides)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -81,13 +81,16 @@ def learning_rate(local: Local, round: Round) -> float:
     """The study's learning rate in this round."""
     if local.schedule == "decay":
         return float(local.lr * local.decay**round.step)
-    if local.schedule == "warmup-cosine":
-        warm = max(1, math.ceil(local.warmup * round.total))
-        if round.step < warm:
-            return local.lr * (round.step + 1) / warm
-        done = (round.step - warm) / max(1, round.total - warm)
-        return local.lr * 0.5 * (1 + math.cos(math.pi * done))
-    return local.lr
+    if local.schedule == "constant":
+        return local.lr
+    warm = max(1, math.ceil(local.warmup * round.total))
+    if round.step < warm:
+        return local.lr * (round.step + 1) / warm
+    if local.schedule == "warmup-restarts":  # down to a hundredth, and up again at once
+        share = 0.5 * (1 + math.cos(math.pi * ((round.step - warm) % local.restart) / local.restart))
+        return local.lr * (0.01 + 0.99 * share)
+    done = (round.step - warm) / max(1, round.total - warm)
+    return local.lr * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def placed(batch: Batch, site: Site) -> Batch:
@@ -95,7 +98,7 @@ def placed(batch: Batch, site: Site) -> Batch:
     images = batch.images.to(site.device, non_blocking=True)
     if images.dim() == 4:
         images = images.contiguous(memory_format=torch.channels_last)
-    return Batch(images, batch.truth.to(site.device, non_blocking=True), batch.cases)
+    return replace(batch, images=images, truth=batch.truth.to(site.device, non_blocking=True))
 
 
 class Workbench:
@@ -147,7 +150,7 @@ class _Run:
         if job.state is not None:
             load_state(self.optimizer, self.names, self.parameters, job.state)
         self.scaler = torch.amp.GradScaler(site.device.split(":")[0], enabled=site.local.precision == "float16")
-        self.loss = job.loss or site.task.loss
+        self.loss = job.loss or partial(site.task.loss, labels=job.labels)
         self.total, self.cases, self.steps = 0.0, 0, 0
 
     def learn(self, batch: Batch) -> None:

@@ -247,8 +247,7 @@ class FedSMExtra(LateSelector):
         for batch in site.data.whole("train", site.local.batch_size):
             outputs = outputs_of(models, site.task, batch.images)
             for i, case in enumerate(batch.cases):
-                one = Batch(batch.images[i : i + 1], batch.truth[i : i + 1], (case,))
-                losses = [float(site.task.loss(output[i : i + 1], one)) for output in outputs]
+                losses = [float(site.task.loss(output[i : i + 1], batch.only(i))) for output in outputs]
                 found[case] = losses.index(min(losses))  # the first of equals: the global model
         return found
 

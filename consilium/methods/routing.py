@@ -140,7 +140,7 @@ def both_ways(model: SuperModel, batch: Batch) -> Iterator[BothWays]:
     else:
         whole = [(case, i, common[i], own[i], batch.truth[i]) for i, case in enumerate(batch.cases)]
     for case, i, shared, personal, truth in whole:
-        scores = [_headline(model.task, output, truth) for output in (shared, personal)]
+        scores = [_headline(model.task, output, truth, batch.labels_of(i)) for output in (shared, personal)]
         if scores[0] is not None and scores[1] is not None:
             yield BothWays(case, model.classes[int(liked[i])], float(chances[i].max()), scores[0], scores[1])
 
@@ -158,9 +158,10 @@ def calibration(predictor: Predictor, site: Site) -> tuple[tuple[float, ...], in
     return tuple(sums), cases
 
 
-def _headline(task: Task, output: Tensor, truth: Tensor) -> float | None:
+def _headline(task: Task, output: Tensor, truth: Tensor, known: Sequence[str] | None) -> float | None:
     """The deciding score of a case, mean over its labels; None if it has none of them."""
-    values = [mark.value for mark in task.score(output, truth, full=False) if mark.metric == task.headline]
+    marks = task.score(output, truth, full=False, labels=known)
+    values = [mark.value for mark in marks if mark.metric == task.headline]
     return sum(values) / len(values) if values else None
 
 

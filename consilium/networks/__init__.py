@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import nn
 
 from consilium.networks.cnn import CNN
+from consilium.networks.plain_unet import PlainUNet
 from consilium.networks.unet import UNet
 from consilium.networks.vgg import VGG11, SmallVGG
 
@@ -17,9 +18,11 @@ class Network(Protocol):
     def build(self, dimensions: int, channels: int, outputs: int) -> nn.Module: ...
 
 
+SEGMENTS = ("unet2d", "unet3d", "plain-unet")  # the others classify
 NETWORKS: dict[str, type[Network]] = {
     "unet2d": UNet,
     "unet3d": UNet,
+    "plain-unet": PlainUNet,
     "cnn": CNN,
     "vgg11": VGG11,
     "vgg-small": SmallVGG,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from consilium.errors import StudyError
@@ -58,10 +60,21 @@ class AnySize(nn.Module):
         self.net, self.divisor = net, divisor
 
     def forward(self, images: Tensor) -> Tensor:
+        padded, size = self.padded(images, self.divisor)
+        return self.cut(self.net(padded), size)
+
+    @staticmethod
+    def padded(images: Tensor, divisor: int) -> tuple[Tensor, torch.Size]:
+        """Images whose sides are multiples of `divisor`, and the sides they had."""
         size = images.shape[2:]
-        gaps = [-side % self.divisor for side in size]
+        gaps = [-side % divisor for side in size]
         if not any(gaps):
-            return self.net(images)  # type: ignore[no-any-return]
+            return images, size
         margins = [width for gap in reversed(gaps) for width in (0, gap)]
-        output = self.net(nn.functional.pad(images, margins, mode="replicate"))
-        return output[(..., *(slice(side) for side in size))]  # type: ignore[no-any-return]
+        return nn.functional.pad(images, margins, mode="replicate"), size
+
+    @staticmethod
+    def cut(output: Tensor, size: torch.Size) -> Tensor:
+        """The part of an output that belongs to images of this size."""
+        window: Any = (..., *(slice(side) for side in size))
+        return output if output.shape[2:] == size else output[window]

@@ -90,6 +90,7 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "costs": drawings.costs(comparison.groups) if comparison else [],
         "cost": drawings.cost_picture(comparison.groups, tints) if comparison else None,
         "labels": _label_tables(comparison) if comparison else [],
+        "hidden": _hidden(runs),
         "missed": _missed(every),
         "same": _same(runs),
         "differing": _differing(every),
@@ -228,6 +229,12 @@ def _model_said(key: str) -> str:
     """ "personal/hk" of a summary as words."""
     words = {"super:routed": "selector", "global:pooled": "global model"}
     return words.get(key, key.removeprefix("personal/").replace(":", ", "))
+
+
+def _hidden(runs: Sequence[RunView]) -> str:
+    """What was scored though its site does not annotate it, site by site."""
+    found = {(site, tuple(names)) for run in runs for site, names in (run.summary or {}).get("hidden", {}).items()}
+    return "; ".join(f"{', '.join(names)} at {site}" for site, names in sorted(found))
 
 
 def _missed(every: Sequence[Group]) -> list[tuple[str, str, str, int]]:

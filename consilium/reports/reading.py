@@ -167,7 +167,8 @@ def flat(tree: Mapping[str, Any], under: str = "") -> Iterable[tuple[str, Any]]:
 
 
 def lower_is_better(metric: str) -> bool:
-    return metric.startswith(("hd", "hausdorff", "loss", "volume_error", "relative_volume"))
+    bare = metric.removeprefix("slice_").removeprefix("clean_")
+    return bare.startswith(("hd", "hausdorff", "loss", "volume_error", "relative_volume"))
 
 
 def _curve(rounds: Mapping[int, list[Row]], about: Headline, split: str) -> Curve:

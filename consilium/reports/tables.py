@@ -231,7 +231,10 @@ def _unlike(runs: Sequence[RunView]) -> tuple[str, ...]:
 
 def called(metric: str) -> str:
     """A score as a reader knows it."""
-    return {"dice": "Dice", "jaccard": "Jaccard", "hd": "HD", "hd95": "HD95"}.get(metric, metric.replace("_", " "))
+    if metric.startswith("clean_"):
+        return f"{called(metric.removeprefix('clean_'))} after clean-up"
+    known = {"dice": "Dice", "jaccard": "Jaccard", "hd": "HD", "hd95": "HD95", "hd_mm": "HD mm", "hd95_mm": "HD95 mm"}
+    return known.get(metric, metric.replace("_", " "))
 
 
 def cells(entries: Iterable[Entry]) -> dict[Column, Cell]:

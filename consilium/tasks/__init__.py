@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from consilium.errors import StudyError
 from consilium.learning import augment
-from consilium.networks import Network
+from consilium.networks import SEGMENTS, Network
 from consilium.networks.vgg import SmallVGG
 from consilium.site import Task
 from consilium.tasks.classification import Classification
@@ -29,13 +29,14 @@ class Facts:
 class TaskFields:
     """`[task]` of a study, beside the fields of its network."""
 
-    network: str = ""  # unet2d, unet3d, cnn, vgg11, vgg-small; empty: what fits the federation
+    network: str = ""  # unet2d, unet3d, plain-unet, cnn, vgg11, vgg-small; empty: what fits the federation
     loss: str = "dice"  # "dice+ce"
     selector: str = "vgg-small"  # "vgg11": the network that routes images to models
     selector_widths: tuple[int, ...] = (8, 16, 32)  # of "vgg-small"
     augment: tuple[str, ...] = ()  # flip, rotate, scale, brightness, noise
     patch: tuple[int, ...] = ()  # train and predict in windows of this size
     overlap: float = 0.5  # of the windows when predicting
+    clean_up: bool = False  # fill holes and drop small pieces of masks that are delivered; scored beside the others
 
     def __post_init__(self) -> None:
         if self.loss not in ("dice", "dice+ce"):
@@ -66,12 +67,14 @@ def build_task(fields: TaskFields, network: Network, facts: Facts, seed: int) ->
     if facts.task == "classification":
         if fields.patch:
             raise StudyError("[task] patch is for segmentation; a class belongs to the whole image.")
-        if name.startswith("unet"):
+        if fields.clean_up:
+            raise StudyError("[task] clean_up is for masks; a class has no holes.")
+        if name in SEGMENTS:
             raise StudyError(
                 f"[task] network = '{name}' segments, but this federation's task is classification; take 'cnn'."
             )
         return Classification(facts.labels, facts.dimensions, facts.channels, network, selector, seed)
-    if not name.startswith("unet") and ":" not in name:
+    if name not in SEGMENTS and ":" not in name:
         raise StudyError(f"[task] network = '{name}' classifies; take 'unet{facts.dimensions}d' for segmentation.")
     if fields.patch and len(fields.patch) != facts.dimensions:
         raise StudyError(f"[task] patch = {list(fields.patch)}: this federation has {facts.dimensions}-D images.")
@@ -85,5 +88,6 @@ def build_task(fields: TaskFields, network: Network, facts: Facts, seed: int) ->
         loss_name=fields.loss,
         patch=fields.patch,
         overlap=fields.overlap,
+        clean_up=fields.clean_up,
         seed=seed,
     )

@@ -34,7 +34,7 @@ class Classification(Task):
         network = self.selector if kind == "selector" else self.model
         return network.build(self.dimensions, self.channels, len(self.labels if labels is None else labels))
 
-    def loss(self, output: Any, batch: Batch) -> Tensor:
+    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
         return nn.functional.cross_entropy(output.float(), batch.truth)
 
     def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
@@ -43,7 +43,14 @@ class Classification(Task):
     def decide(self, output: Tensor) -> Tensor:
         return output.argmax(-1)
 
-    def score(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
+    def score(
+        self,
+        output: Tensor,
+        truth: Tensor,
+        full: bool,
+        labels: Sequence[str] | None = None,
+        spacing: Sequence[float] | None = None,
+    ) -> list[Mark]:
         return [Mark("class", "accuracy", float(output.argmax() == truth))]
 
     def score_all(self, outputs: Sequence[Tensor], truths: Sequence[Tensor], full: bool) -> list[Mark]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 
 from consilium.data.site_folder import inside_of
 from consilium.networks import Network
+from consilium.networks.plain_unet import Supervised
 from consilium.site import Batch, Mark, Task
 from consilium.tasks.inference import averaged, on_bench
+from consilium.tasks.overlap import cleaned, overlap
 from consilium.weights import Weights
 
 
@@ -31,6 +32,7 @@ class Segmentation(Task):
     loss_name: str = "dice"  # "dice+ce"
     patch: tuple[int, ...] = ()  # sliding windows of this size; () takes the whole image
     overlap: float = 0.5
+    clean_up: bool = False  # final scores of cleaned masks stand beside the others; delivered masks are cleaned
     seed: int = 0
     device: str = "cpu"
 
@@ -55,9 +57,41 @@ class Segmentation(Task):
             return kind(sigmoid=True)  # type: ignore[no-any-return]
         return kind(softmax=True, to_onehot_y=True, include_background=False)  # type: ignore[no-any-return]
 
-    def loss(self, output: Any, batch: Batch) -> Tensor:
-        target = self.channels_of(batch.truth).to(output.dtype) if self.overlapping else batch.truth.unsqueeze(1)
-        return self._criterion(output.float(), target)  # type: ignore[no-any-return]
+    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
+        if isinstance(output, Supervised):
+            losses = [weight * self.loss(logits, batch, labels) for weight, logits in output.asides]
+            return sum(losses, self.loss(output.main, batch, labels))
+        outputs = self.labels if labels is None else tuple(labels)
+        known = batch.labels or (self.labels,) * len(batch.truth)
+        total: Tensor | None = None
+        for shown in sorted(set(known)):  # pooled sites may annotate different labels
+            rows = [i for i, one in enumerate(known) if one == shown]
+            some = slice(None) if len(rows) == len(known) else rows
+            part = self._loss(output[some], batch.truth[some], outputs, shown)
+            part = part if len(rows) == len(known) else part * (len(rows) / len(known))
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def _loss(self, output: Tensor, truth: Tensor, outputs: tuple[str, ...], shown: tuple[str, ...]) -> Tensor:
+        """The loss of cases that all show the same labels, of a network with these outputs."""
+        judged = [label for label in outputs if label in shown]
+        if not judged:
+            raise ValueError(f"the truth shows {shown}, the network answers {outputs}: there is nothing to learn from")
+        output = output.float()
+        if self.overlapping:
+            if len(judged) < len(outputs):
+                output = output[:, [outputs.index(label) for label in judged]]
+            return self._criterion(output, self._channels(truth, judged).to(output.dtype))  # type: ignore[no-any-return]
+        if len(judged) < len(outputs):
+            # an unknown voxel is background or a label not shown: their probabilities add up to what the truth calls 0
+            either = [0, *(1 + i for i, label in enumerate(outputs) if label not in shown)]
+            background = output[:, either].logsumexp(1, keepdim=True)
+            output = torch.cat([background, output[:, [1 + outputs.index(label) for label in judged]]], dim=1)
+        if tuple(judged) != self.labels:
+            values = [0, *(judged.index(label) + 1 if label in judged else 0 for label in self.labels)]
+            truth = torch.tensor(values, device=truth.device)[truth.long()]
+        return self._criterion(output, truth.unsqueeze(1))  # type: ignore[no-any-return]
 
     @cached_property
     def _values(self) -> list[list[int]]:
@@ -68,8 +102,11 @@ class Segmentation(Task):
 
     def channels_of(self, mask: Tensor) -> Tensor:
         """Integer masks (batch, *spatial) as one Boolean channel per label (batch, labels, *spatial)."""
-        inside = [reduce(torch.logical_or, [mask == value for value in values]) for values in self._values]
-        return torch.stack(inside, dim=1)
+        return self._channels(mask, self.labels)
+
+    def _channels(self, mask: Tensor, labels: Sequence[str]) -> Tensor:
+        wanted = [self._values[self.labels.index(label)] for label in labels]
+        return torch.stack([reduce(torch.logical_or, [mask == value for value in values]) for values in wanted], dim=1)
 
     def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
         if self.overlapping:
@@ -89,11 +126,29 @@ class Segmentation(Task):
         """Logits of one case as one Boolean channel per label: of the mask that is delivered, so a cup is also disc."""
         return self.channels_of(self.decide(output)[None])[0]
 
-    def score(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
-        predicted, true = self.decided_channels(output), self.channels_of(truth.unsqueeze(0))[0]
+    def score(
+        self,
+        output: Tensor,
+        truth: Tensor,
+        full: bool,
+        labels: Sequence[str] | None = None,
+        spacing: Sequence[float] | None = None,
+    ) -> list[Mark]:
+        decided = self.decide(output)
+        masks = {"": decided}
+        if full and self.clean_up:
+            masks["clean_"] = torch.from_numpy(cleaned(decided.numpy()))
+        true = self.channels_of(truth.unsqueeze(0))[0].numpy()
         marks: list[Mark] = []
-        for i, label in enumerate(self.labels):
-            marks += [Mark(label, name, value) for name, value in _scores(predicted[i], true[i], full).items()]
+        for prefix, mask in masks.items():
+            predicted = self.channels_of(mask[None])[0].numpy()
+            for i, label in enumerate(self.labels):
+                if labels is not None and label not in labels:
+                    continue
+                found = overlap(predicted[i], true[i], full, spacing)
+                marks += [
+                    Mark(label, prefix + name, value) for name, value in found.items() if not prefix or name != "empty"
+                ]
         return marks
 
     def infer(
@@ -109,36 +164,3 @@ class Segmentation(Task):
 
                 return sliding_window_inference(images, self.patch, 4, network, overlap=self.overlap).cpu()  # type: ignore[no-any-return]
             return network(images).cpu()  # type: ignore[no-any-return]
-
-
-def _scores(predicted: Tensor, true: Tensor, full: bool) -> dict[str, float]:
-    """Scores of one Boolean mask; an empty truth is counted, not scored."""
-    both, either = (predicted & true).sum().item(), (predicted | true).sum().item()
-    size, found = true.sum().item(), predicted.sum().item()
-    if not size:
-        return {"empty": 1.0, "false_positive_volume": float(found)} if full else {"empty": 1.0}
-    scores = {"dice": 2 * both / (size + found)}
-    if full:
-        outside = true.numel() - size
-        scores["jaccard"] = both / either
-        scores["sensitivity"] = both / size
-        if outside:
-            scores["specificity"] = (outside - (found - both)) / outside
-        scores["volume_error"] = (found - size) / size
-        if found:
-            scores["hd95"] = _hd95(predicted, true)
-        else:
-            scores["missed"] = 1.0  # no distance to an empty prediction: counted instead
-    return scores
-
-
-def _hd95(predicted: Tensor, true: Tensor) -> float:
-    """The 95th percentile of surface distances, in pixels of the preprocessed image."""
-    from monai.metrics import compute_hausdorff_distance
-
-    with warnings.catch_warnings():  # MONAI calls its own deprecated argument
-        warnings.simplefilter("ignore", FutureWarning)
-        distance = compute_hausdorff_distance(
-            predicted[None, None], true[None, None], include_background=True, percentile=95
-        )
-    return float(distance)

@@ -34,7 +34,7 @@ class _Process:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
-        except OSError:
+        except (OSError, ValueError):  # it is dead, or was stopped while we waited
             line = ""
         if not line:
             self.stop()
@@ -70,17 +70,16 @@ class _Process:
         return lines[-1] if lines else "it was killed or ran out of memory"
 
     def stop(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
+        process, self._process = self._process, None  # taken first: the thread that waits for its answer stops it too
+        if process is not None:
+            assert process.stdin is not None
+            assert process.stdout is not None
             with contextlib.suppress(OSError):  # it may be dead already
-                self._process.stdin.close()
-            self._process.stdout.close()
-            self._process.wait()
-            self._process = None
+                process.stdin.close()
+            process.wait()
+            process.stdout.close()
 
-    def close(self) -> None:
-        self.stop()
+    def forget(self) -> None:
         self._log.close()
 
 
@@ -88,6 +87,7 @@ class Pool:
     """Worker processes that outlive a run, so that the next run need not import torch again."""
 
     def __init__(self, size: int) -> None:
+        self._closed = False
         self.processes = [_Process() for _ in range(size)]
         self._idle: queue.Queue[_Process] = queue.Queue()
         for process in self.processes:
@@ -107,7 +107,7 @@ class Pool:
         process = self._idle.get()
         try:
             answer = process.ask(request)
-            if answer.get("died") and request["do"] != "train":
+            if answer.get("died") and request["do"] != "train" and not self._closed:
                 answer = process.ask(request)  # scoring changes nothing, so it can be asked again
             return answer
         finally:
@@ -125,9 +125,15 @@ class Pool:
             self._idle.put(process)
 
     def close(self) -> None:
+        """End the processes; whoever still waits for one of them is told that it died."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self.processes:
-            process.close()
+            process.stop()
         self._threads.shutdown()
+        for process in self.processes:
+            process.stop()  # one that a thread had just begun to start
+            process.forget()
 
     def __enter__(self) -> Pool:
         return self

@@ -19,7 +19,7 @@ from consilium.site import Roster, SiteCard
 from consilium.study import Study
 from consilium.tree import Packet
 from consilium.weights import SiteName
-from consilium.worker import POOLED, members_of
+from consilium.worker import POOLED, check_annotation, members_of
 
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -42,6 +42,7 @@ class SimulatedWire(ABC):
         """Open every site (its cache is made now) and fix the roster."""
         federation = self.study.federation()
         members = members_of(self.study, federation)
+        check_annotation(self.study, federation, members)
         guests = sorted(self.study.plan.leave_out)
         answers = dict(self.ask({name: self._request("card", name) for name in (*members, *guests)}))
         for name, answer in answers.items():
@@ -101,27 +102,25 @@ class SimulatedWire(ABC):
         self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
     ) -> Iterator[tuple[SiteName, Answer]]:
         self.spool.mkdir(parents=True, exist_ok=True)
-        written: dict[int, Path] = {}
+        written: dict[int, Path] = {}  # sites that are sent the same packet read the same file
         for name, packet in packets.items():
-            path = self._path(name, "order")
-            path.unlink(missing_ok=True)
-            if id(packet) in written:
-                path.hardlink_to(written[id(packet)])
-            else:
-                tree.write(packet, path)
-                written[id(packet)] = path
+            if id(packet) not in written:
+                written[id(packet)] = self._path(name, "order")
+                tree.write(packet, written[id(packet)])
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
-        return self.ask({name: self._request(do, name, head) for name in names})
+        return self.ask({name: self._request(do, name, head, written[id(packets[name])]) for name in names})
 
-    def _request(self, do: str, site: SiteName, head: Envelope | None = None) -> dict[str, Any]:
+    def _request(
+        self, do: str, site: SiteName, head: Envelope | None = None, order: Path | None = None
+    ) -> dict[str, Any]:
         return {
             "do": do,
             "run": str(self.folder),
             "site": site,
             "roster": self._cards,
             "head": head.for_site(site).to_json() if head else None,
-            "order": str(self._path(site, "order")),
+            "order": str(order),
             "reply": str(self._path(site, "reply")),
         }
 

@@ -313,4 +313,4 @@ def test_a_network_of_ones_own_by_its_class(federation: Path, tmp_path: Path) ->
 
 
 def test_the_named_networks_are_all_there() -> None:
-    assert set(NETWORKS) == {"unet2d", "unet3d", "cnn", "vgg11", "vgg-small"}
+    assert set(NETWORKS) == {"unet2d", "unet3d", "plain-unet", "cnn", "vgg11", "vgg-small"}

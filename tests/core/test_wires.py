@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Few(Pool):
     def __init__(self, processes: list[Any]) -> None:
         super().__init__(len(processes))
         for own in self.processes:
-            own.close()
+            own.forget()
         while not self._idle.empty():
             self._idle.get()
         self.processes = processes
@@ -168,3 +169,39 @@ def test_a_failure_of_a_site_names_the_file_of_its_traceback(
         run_in_process(short(federation, "fedavg"), tmp_path)
     (folder,) = tmp_path.iterdir()
     assert "Traceback" in next(folder.glob("sites/*/errors.log")).read_text()
+
+
+class Waiting:
+    """A process that answers only when it is stopped."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._busy, self._stopped = threading.Event(), threading.Event()
+
+    def ask(self, request: Any) -> dict[str, Any]:
+        self.asked += 1
+        self._busy.set()
+        self._stopped.wait(10)
+        return {"error": "the worker process died", "died": True}
+
+    def stop(self) -> None:
+        self._busy.wait(10)
+        self._stopped.set()
+
+    def forget(self) -> None: ...
+
+
+def test_a_pool_that_is_closed_starts_nothing_again() -> None:
+    """Ctrl-C closes the pool while sites work: neither the lost request nor those that wait are begun."""
+    pool = Pool(1)
+    pool.processes[0].forget()
+    pool._idle.get()
+    process = Waiting()
+    pool.processes = [process]  # type: ignore[list-item]
+    pool._idle.put(process)  # type: ignore[arg-type]
+    answers = pool.ask({name: {"do": "score"} for name in ("ada", "bea")})
+    listener = threading.Thread(target=lambda: next(answers))
+    listener.start()
+    pool.close()
+    listener.join(10)
+    assert process.asked == 1

@@ -21,8 +21,9 @@ from sklearn.preprocessing import StandardScaler
 from consilium.data.check import check
 from consilium.data.images import orientation, read_image, read_mask
 from consilium.data.phantoms import prostate, write_phantom
-from consilium.data.phantoms.prostate import FIRST_INDEX, cases_per_site, render
+from consilium.data.phantoms.prostate import cases_per_site, render
 from consilium.data.phantoms.prostate_tissue import signals
+from consilium.data.phantoms.volumes import FIRST_INDEX
 from consilium.errors import DataError, StudyError
 
 SITES = ["i2cvb", "msd", "nci3t", "ncidx", "promise12", "prostatex"]

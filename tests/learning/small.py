@@ -29,10 +29,17 @@ class Line(Task):
     def network(self, kind: str = "model", labels: Sequence[str] | None = None) -> nn.Module:
         return nn.Linear(self.inputs, len(labels) if labels else 1, bias=False)
 
-    def loss(self, output: Any, batch: Batch) -> Tensor:
+    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
         return (output[:, 0] - batch.truth).square().mean() / 2
 
-    def score(self, output: Tensor, truth: Tensor, full: bool) -> list[Mark]:
+    def score(
+        self,
+        output: Tensor,
+        truth: Tensor,
+        full: bool,
+        labels: Sequence[str] | None = None,
+        spacing: Sequence[float] | None = None,
+    ) -> list[Mark]:
         return [Mark("y", "error", float((output[0] - truth).abs()))]
 
     def infer(

@@ -236,6 +236,13 @@ def test_warmup_then_cosine() -> None:
     assert rates[2:] == sorted(rates[2:], reverse=True)
 
 
+def test_cosines_that_start_again() -> None:
+    """One of ten rounds warms up; then cycles of three: 1, (1 + cos π/3)/2 = .75, .25, over a floor of a hundredth."""
+    rates = [at(step, schedule="warmup-restarts", warmup=0.1, restart=3) for step in range(10)]
+    cycle = [0.8, 0.8 * (0.01 + 0.99 * 0.75), 0.8 * (0.01 + 0.99 * 0.25)]
+    assert rates == pytest.approx([0.8, *cycle, *cycle, *cycle])
+
+
 def test_warmup_takes_at_least_one_round() -> None:
     assert at(0, total=1, schedule="warmup-cosine") == 0.8
 

@@ -24,7 +24,7 @@ class Routed(Line):
     def infer(self, weights: Weights, images: Any, kind: str = "model", labels: Any = None) -> torch.Tensor:
         return images @ weights["weight"].T
 
-    def score(self, output: torch.Tensor, truth: torch.Tensor, full: bool) -> list[Mark]:
+    def score(self, output: torch.Tensor, truth: torch.Tensor, full: bool, *_: Any, **__: Any) -> list[Mark]:
         return [Mark("y", "error", float(output[0]))]
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from consilium.errors import StudyError
 from consilium.networks.cnn import CNN
+from consilium.networks.plain_unet import PlainUNet, Supervised
 from consilium.networks.unet import AnySize, UNet
 from consilium.networks.vgg import VGG11, SmallVGG
 
@@ -106,8 +107,62 @@ def test_the_cnn_is_the_papers_at_28_pixels() -> None:
         (lambda: CNN((0, 5)), "two positive widths"),
         (lambda: UNet(widths=(4, 0)), "at least two positive"),
         (lambda: SmallVGG(()), "at least one positive width"),
+        (lambda: PlainUNet(widths=(4,)), "at least two positive"),
+        (lambda: PlainUNet(supervision=(0.1, 0.0)), "weights are positive"),
+        (lambda: PlainUNet(norm="layer"), "must be one of instance, batch, group"),
+        (lambda: PlainUNet(widths=(6, 8), norm="group"), "multiples of 4"),
     ],
 )
 def test_what_cannot_be_built_is_said(make: Any, words: str) -> None:
     with pytest.raises(StudyError, match=words):
         make()
+
+
+# ------------------------------------------------------------------------------------------------ plain-unet
+
+SIX = PlainUNet(widths=(4, 4, 4, 8, 8, 8))
+
+
+def trained_by(network: nn.Module, loss: torch.Tensor) -> set[str]:
+    """The parts of a network that a loss reaches."""
+    network.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {name.split(".")[0] for name, p in network.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+def test_heads_of_the_encoder_do_not_reach_the_decoder() -> None:
+    """Six levels, heads on levels 1 to 4: level 4 is the last above the bottom, and trains the encoder only."""
+    torch.manual_seed(0)
+    network = SIX.build(2, 1, 3)
+    output = network(torch.rand(2, 1, 64, 64))
+    assert isinstance(output, Supervised)
+    assert [weight for weight, _ in output.asides] == [0.1, 0.2, 0.3, 0.4]
+    assert all(logits.shape == output.main.shape == (2, 3, 64, 64) for _, logits in output.asides)
+    assert trained_by(network, output.asides[3][1].square().sum()) == {"encoder", "supervision"}
+    touched = [n for n, p in network.named_parameters() if n.startswith("encoder") and p.grad is not None]
+    assert {int(name.split(".")[1]) for name in touched} == {0, 1, 2, 3, 4}  # not the bottom
+    output = network(torch.rand(2, 1, 64, 64))
+    assert trained_by(network, output.main.square().sum()) == {"encoder", "decoder", "head"}
+
+
+def test_in_use_it_answers_with_logits_alone() -> None:
+    network = SIX.build(2, 1, 3).eval()
+    assert network(torch.rand(1, 1, 37, 33)).shape == (1, 3, 37, 33)
+    assert isinstance(PlainUNet((4, 8), supervision=()).build(2, 1, 2)(torch.rand(1, 1, 8, 8)), torch.Tensor)
+
+
+@pytest.mark.parametrize("norm", ["instance", "batch", "group"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_forms_of_a_plain_unet(norm: str, residual: bool) -> None:
+    """Odd volumes are padded and cut; nothing but parameters is in the weights, so all of them can be averaged."""
+    network = PlainUNet((4, 8, 8), (0.1,), residual, norm).build(3, 1, 5)
+    output = network(torch.rand(2, 1, 9, 10, 11))
+    assert output.main.shape == output.asides[0][1].shape == (2, 5, 9, 10, 11)
+    assert set(network.state_dict()) == {name for name, _ in network.named_parameters()}
+    assert any("pass_by" in name for name in network.state_dict()) == residual
+
+
+def test_the_papers_network_has_thirty_million_weights() -> None:
+    """The reference has 30.8 million; its last level halves two of three axes, so one kernel is 4 instead of 8."""
+    with torch.device("meta"):
+        assert count(PlainUNet(), 3, 1, 5) - 320 * 320 * 4 == pytest.approx(30.8e6, rel=0.001)

@@ -143,6 +143,7 @@ def test_seeds_missed_rounds_and_empty_truths_are_told(run_folder: Callable[...,
         file.write('{"event": "lost", "round": 4, "site": "hk"}\n')
     summary = json.loads((folders[0] / "summary.json").read_text())
     summary["best"]["scores"]["global"]["dice"]["cup"]["empty"] = {"hk": 2}
+    summary["hidden"] = {"basel": ["cup"], "hk": ["cup", "disc"]}
     (folders[0] / "summary.json").write_text(json.dumps(summary))
     write_page([read_run(folder) for folder in folders], tmp_path / "p.html")
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
@@ -150,6 +151,7 @@ def test_seeds_missed_rounds_and_empty_truths_are_told(run_folder: Callable[...,
     assert "<td>basel</td><td>refused</td><td>1</td>" in text
     assert "<td>hk</td><td>lost</td><td>1</td>" in text
     assert "Left out because the truth is empty: 2 of cup at hk." in text
+    assert "though the site does not annotate it: cup at basel; cup, disc at hk." in text
 
 
 def test_bad_targets_are_refused(four: list[RunView], tmp_path: Path) -> None:

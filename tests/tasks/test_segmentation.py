@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from monai.metrics import compute_hausdorff_distance
 from torch import Tensor
 
+from consilium.networks.plain_unet import Supervised
 from consilium.networks.unet import UNet
 from consilium.networks.vgg import SmallVGG
 from consilium.site import Batch
+from consilium.tasks.overlap import cleaned, overlap
 from consilium.tasks.segmentation import Segmentation
 
 
@@ -94,6 +100,67 @@ def test_cross_entropy_can_be_added() -> None:
     assert both == pytest.approx(plain + entropy, abs=1e-5)
 
 
+# ------------------------------------------------------------------------------------------------ partial truths
+
+CHANCES = torch.tensor([[[0.7, 0.2, 0.1, 0.0]], [[0.2, 0.5, 0.6, 0.1]], [[0.1, 0.3, 0.3, 0.9]]])
+DISC_SEEN = torch.tensor([[0, 1, 1, 0]])  # the cup is hidden
+
+
+def partial_batch(truth: Tensor, *labels: tuple[str, ...]) -> Batch:
+    return Batch(torch.zeros(1), truth, tuple("c" * len(labels)), labels=labels)
+
+
+def test_what_is_not_shown_is_neither_learned_nor_unlearned() -> None:
+    """Only the disc is annotated: Dice of the disc, and background or cup are one class for the cross-entropy."""
+    output = CHANCES.clamp_min(1e-9).log()[None]
+    batch = partial_batch(DISC_SEEN[None], ("disc",))
+    disc = 1 - 2 * (0.5 + 0.6) / ((0.2 + 0.5 + 0.6 + 0.1) + 2)
+    assert task().loss(output, batch).item() == pytest.approx(disc, abs=1e-4)
+    entropy = -sum(math.log(p) for p in (0.8, 0.5, 0.6, 0.9)) / 4
+    assert task(loss_name="dice+ce").loss(output, batch).item() == pytest.approx(disc + entropy, abs=1e-4)
+
+
+def test_overlapping_labels_that_are_not_shown_have_no_loss() -> None:
+    output = torch.rand(1, 2, 1, 4, requires_grad=True)
+    task(NESTED).loss(output, partial_batch(DISC_SEEN[None], ("disc",))).backward()  # type: ignore[no-untyped-call]
+    assert output.grad is not None
+    assert output.grad[:, 0].any() and not output.grad[:, 1].any()
+
+
+def test_cases_of_one_batch_may_show_different_labels() -> None:
+    """Pooled sites: the mean over cases of what each would give alone."""
+    output = torch.randn(3, 3, 1, 4, generator=torch.Generator().manual_seed(0))
+    truths, shown = torch.stack([DISC_SEEN, MASK, DISC_SEEN]), (("disc",), ("disc", "cup"), ("disc",))
+    one = task(loss_name="dice+ce")
+    apart = one.loss(output[[0, 2]], partial_batch(truths[[0, 2]], shown[0], shown[2]))
+    whole = one.loss(output[1:2], partial_batch(truths[1:2], shown[1]))
+    together = one.loss(output, partial_batch(truths, *shown))
+    assert together.item() == pytest.approx((2 * apart.item() + whole.item()) / 3, rel=1e-6)
+
+
+def test_a_network_of_one_label_learns_from_a_truth_that_shows_it() -> None:
+    """A teacher of the cup has background and cup; the disc's voxels are background to it."""
+    output = torch.tensor([[[0.9, 0.8, 0.7, 0.4]], [[0.1, 0.2, 0.3, 0.6]]]).log()[None]
+    cup = 1 - 2 * 0.6 / ((0.1 + 0.2 + 0.3 + 0.6) + 1)
+    batch = partial_batch(MASK[None], ("disc", "cup"))
+    assert task().loss(output, batch, labels=("cup",)).item() == pytest.approx(cup, abs=1e-4)
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        task().loss(output, partial_batch(DISC_SEEN[None], ("disc",)), labels=("cup",))
+
+
+def test_heads_inside_add_their_weight() -> None:
+    batch = Batch(torch.zeros(1), MASK[None], ("c",))
+    main, aside = logits(MASK)[None] / 10, logits(1 - MASK.clamp_max(1))[None] / 10
+    alone = [task().loss(output, batch).item() for output in (main, aside)]
+    both = task().loss(Supervised(main, ((0.25, aside), (0.5, aside))), batch).item()
+    assert both == pytest.approx(alone[0] + 0.75 * alone[1], rel=1e-6)
+
+
+def test_only_what_is_shown_is_scored() -> None:
+    found = task(NESTED).score(torch.ones(2, 1, 4), MASK, full=True, labels=("cup",))
+    assert {mark.label for mark in found} == {"cup"}
+
+
 # ------------------------------------------------------------------------------------------------ decisions
 
 
@@ -174,6 +241,64 @@ def test_nested_scores_use_whole_regions() -> None:
     output = torch.tensor([[[-1.0, 1.0, 1.0, 1.0]], [[-1.0, -1.0, -1.0, -1.0]]])
     found = marks(task(NESTED), output, MASK)
     assert (found["disc", "dice"], found["cup", "dice"]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_distances_are_monais(seed: int) -> None:
+    """Blobs in a volume of thick slices: the Hausdorff distance and its 95th percentile, in voxels and in mm."""
+    rng = np.random.default_rng(seed)
+    z, y, x = np.mgrid[:9, :14, :13]
+    masks = []
+    for _ in range(2):
+        a, b, c = rng.uniform(3, 6, 3)
+        masks.append((z - a) ** 2 / 6 + (y - b) ** 2 / 12 + (x - c) ** 2 / 9 < 1.2)
+    both = [torch.from_numpy(mask)[None, None] for mask in masks]
+    scores = overlap(*masks, full=True, spacing=(3.0, 0.8, 1.1))
+    for name, percentile, spacing in (
+        ("hd", None, None),
+        ("hd95", 95, None),
+        ("hd_mm", None, (3.0, 0.8, 1.1)),
+        ("hd95_mm", 95, (3.0, 0.8, 1.1)),
+    ):
+        with warnings.catch_warnings():  # MONAI calls its own deprecated argument
+            warnings.simplefilter("ignore", FutureWarning)
+            theirs = compute_hausdorff_distance(*both, include_background=True, percentile=percentile, spacing=spacing)
+        assert scores[name] == pytest.approx(float(theirs), rel=1e-5), name
+
+
+def test_a_distance_in_mm_follows_the_spacing() -> None:
+    truth, predicted = picture(slice(0, 1), slice(0, 1)), picture(slice(2, 3), slice(0, 1))
+    found = {
+        m.metric: m.value for m in task().score(logits(predicted), truth, True, spacing=(5.0, 1.0)) if m.label == "disc"
+    }
+    assert (found["hd"], found["hd95"], found["hd_mm"], found["hd95_mm"]) == (2.0, 2.0, 10.0, 10.0)
+
+
+def test_a_mask_is_cleaned_up_by_hand() -> None:
+    """A hole is filled unless another label is in it; pieces below a fifth of the largest go."""
+    drawn = np.array([
+        [1, 1, 1, 0, 2, 2, 2, 0],
+        [1, 0, 1, 0, 2, 1, 2, 0],
+        [1, 1, 1, 0, 2, 2, 2, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 2],
+    ], dtype=np.uint8)  # fmt: skip
+    wanted = drawn.copy()
+    wanted[1, 1] = 1
+    wanted[1, 5] = wanted[4, 7] = 0  # a single 1 beside nine, a single 2 beside eight; the pair of 1 stays
+    assert cleaned(drawn).tolist() == wanted.tolist()
+    assert not cleaned(np.zeros((3, 3), np.uint8)).any()
+
+
+def test_cleaned_masks_are_scored_beside_the_others() -> None:
+    truth = picture(slice(0, 3), slice(0, 3))
+    predicted = truth.clone()
+    predicted[1, 1] = 0
+    found = marks(task(clean_up=True), logits(predicted), truth)
+    assert found["disc", "dice"] == pytest.approx(16 / 17)
+    assert found["disc", "clean_dice"] == found["disc", "clean_jaccard"] == 1.0
+    assert ("cup", "clean_empty") not in found and found["cup", "empty"] == 1.0
+    assert not any(name.startswith("clean_") for _, name in marks(task(clean_up=True), logits(predicted), truth, False))
 
 
 # ------------------------------------------------------------------------------------------------ inference

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from consilium.data.new_folder import new_folder
-from consilium.data.phantoms import digits, prostate, retina
+from consilium.data.phantoms import abdomen, digits, prostate, retina
 from consilium.errors import StudyError
 from consilium.fields import nearest
 
 PHANTOMS: dict[str, Callable[[Path, int | None, int | None, int], None]] = {
     "retina": retina.write,
     "prostate": prostate.write,
+    "abdomen": abdomen.write,
     "digits": digits.write,
 }
 
@@ -25,12 +26,22 @@ def write_phantom(
     size: int | None = None,
     seed: int = 0,
     sites: int | None = None,
+    division: int | None = None,
 ) -> None:
-    """Writes a synthetic federation, whole or not at all; `None` is the kind's own default."""
+    """Writes a synthetic federation, whole or not at all; `None` is the kind's own default.
+
+    `sites`: how many, of digits. `division`: who annotates which organ, of the abdomen.
+    """
     if kind not in PHANTOMS:
         raise StudyError(f"there is no phantom '{kind}'; {nearest(kind, PHANTOMS)}")
     if sites is not None and kind != "digits":
         raise StudyError(f"the {kind} phantom has sites of its own; --sites is for digits.")
-    write = PHANTOMS[kind] if sites is None else partial(digits.write, sites=sites)
+    if division is not None and kind != "abdomen":
+        raise StudyError(f"--division says who annotates which organ of the abdomen; leave it out for {kind}.")
+    write = PHANTOMS[kind]
+    if sites is not None:
+        write = partial(digits.write, sites=sites)
+    if division is not None:
+        write = partial(abdomen.write, division=division)
     with new_folder(folder) as partly:
         write(partly, cases, size, seed)

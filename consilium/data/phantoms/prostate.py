@@ -13,18 +13,14 @@ from consilium.data.apportion import apportion
 from consilium.data.phantoms import prostate_pelvis
 from consilium.data.phantoms.prostate_gland import Grid, Volume
 from consilium.data.phantoms.prostate_pelvis import Pelvis, rectum_at
-from consilium.data.phantoms.prostate_sites import LOOKS, Look, Spread
+from consilium.data.phantoms.prostate_sites import LOOKS, Look
 from consilium.data.phantoms.prostate_tissue import signals
 from consilium.data.phantoms.tables import SPLITS, Case, Federation, write_federation, write_site
+from consilium.data.phantoms.volumes import FIRST_INDEX, drawn, save_volume
 from consilium.errors import StudyError
 
 SIZE = 256  # pixels
 SMALLEST, LARGEST = 32, 1024
-FIRST_INDEX = {
-    "train": 0,
-    "valid": 100_000,
-    "test": 200_000,
-}  # so a case stays in its split whatever the number of cases
 
 FEDERATION = Federation(task="segmentation", labels=("prostate",), dimensions=3, channels=1, contains={})
 
@@ -45,8 +41,8 @@ def write(folder: Path, cases: int | None, size: int | None, seed: int) -> None:
         rows = list(_cases(site, counts[site]))
         for index, row in rows:
             image, label, spacing = render(site, index, size, seed)
-            _save(image, spacing, home / row.image)
-            _save(label, spacing, home / row.label)
+            save_volume(image, spacing, home / row.image)
+            save_volume(label, spacing, home / row.label)
         write_site(
             home,
             source=f"synthetic phantom in the manner of {look.source}; shows no real patient",
@@ -72,18 +68,12 @@ def render(
     patient, scanner, pixels = (
         np.random.default_rng([seed, list(LOOKS).index(site), index, purpose]) for purpose in range(3)
     )
-    field, thickness = 2.0 * round(_drawn(look.field, scanner) / 2), round(_drawn(look.thickness, scanner), 1)
+    field, thickness = 2.0 * round(drawn(look.field, scanner) / 2), round(drawn(look.thickness, scanner), 1)
     coil = scanner.random() < look.endorectal
     pelvis = prostate_pelvis.draw_pelvis(patient, thickness, coil)
     grid = pelvis.grid(size, field, thickness)
     image = _scan(pelvis, look, grid, coil, scanner, pixels)
     return image, prostate_pelvis.mask(pelvis, grid), (thickness, field / size, field / size)
-
-
-def _drawn(spread: Spread, rng: np.random.Generator) -> float:
-    """A normal draw, cut at two standard deviations so that no case is a freak."""
-    mean, deviation = spread
-    return mean + deviation * float(np.clip(rng.normal(), -2, 2))
 
 
 def _cases(site: str, counts: dict[str, int]) -> Iterator[tuple[int, Case]]:
@@ -97,13 +87,13 @@ def _scan(
     pelvis: Pelvis, look: Look, grid: Grid, coil: bool, scanner: np.random.Generator, pixels: np.random.Generator
 ) -> NDArray[np.int16]:
     """What the site's scanner stores: the sequence's contrast, the coils' brightness, blur, noise, gamma and gain."""
-    tissue = signals(_drawn(look.echo, scanner), _drawn(look.repetition, scanner), look.strength)
+    tissue = signals(drawn(look.echo, scanner), drawn(look.repetition, scanner), look.strength)
     picture = prostate_pelvis.signal(pelvis, tissue, grid) * _bias(pelvis, look, grid, coil, scanner)
     for axis in (1, 2):
         picture = gaussian_filter1d(picture, look.blur / grid.pixel, axis=axis)
-    noise = max(0.01, _drawn(look.noise, scanner)) * pixels.standard_normal((2, *picture.shape), dtype=np.float32)
+    noise = max(0.01, drawn(look.noise, scanner)) * pixels.standard_normal((2, *picture.shape), dtype=np.float32)
     picture = np.hypot(picture + noise[0], noise[1])  # the magnitude of a complex signal: Rician
-    stored = np.minimum(picture ** _drawn(look.gamma, scanner), look.ceiling) * _drawn(look.gain, scanner)
+    stored = np.minimum(picture ** drawn(look.gamma, scanner), look.ceiling) * drawn(look.gain, scanner)
     return np.asarray(np.rint(stored), dtype=np.int16)
 
 
@@ -112,22 +102,9 @@ def _bias(pelvis: Pelvis, look: Look, grid: Grid, coil: bool, scanner: np.random
     x, y, z = grid.x / 80, grid.y / 80, grid.z / 40
     waves = scanner.normal(0, look.uneven, 7)
     smooth = sum(w * part for w, part in zip(waves, (x, y, z, x * y, x * x - 0.3, y * y - 0.3, y * z)))
-    field = np.exp(smooth) * (1 + max(0.0, _drawn(look.surface, scanner)) * (y * y + 0.4 * x * x))
+    field = np.exp(smooth) * (1 + max(0.0, drawn(look.surface, scanner)) * (y * y + 0.4 * x * x))
     if coil:
         back, radius = rectum_at(pelvis, grid.z)
         away = np.maximum(np.hypot(grid.x, grid.y - back) - radius, 0)
         field = field * (0.55 + scanner.uniform(2.0, 3.2) * np.exp(-away / 20))
     return np.asarray(field, dtype=np.float32)
-
-
-def _save(volume: NDArray[np.int16] | NDArray[np.uint8], spacing: tuple[float, float, float], path: Path) -> None:
-    """Writes a NIfTI file whose columns run to the patient's left, rows backwards and slices upwards."""
-    import nibabel
-
-    shape = np.array(volume.shape[::-1])
-    steps = np.array([-1, -1, 1]) * spacing[::-1]  # NIfTI counts towards right, front and up
-    affine = np.diag([*steps, 1.0])
-    affine[:3, 3] = -steps * (shape - 1) / 2
-    image = nibabel.Nifti1Image(volume.T, affine)
-    image.header.set_xyzt_units("mm")
-    nibabel.save(image, path)

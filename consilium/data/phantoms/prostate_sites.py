@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Spread = tuple[float, float]
+from consilium.data.phantoms.volumes import Spread
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,11 @@ def write_federation(folder: Path, federation: Federation) -> None:
     (folder / "federation.toml").write_text("\n".join(lines) + "\n")
 
 
-def write_site(folder: Path, source: str, rows: Sequence[Case]) -> None:
-    """Writes site.toml and cases.csv; the site is named as its folder."""
-    card = {"name": folder.name, "source": source, "licence": LICENCE}
+def write_site(folder: Path, source: str, rows: Sequence[Case], annotated: Sequence[str] = ()) -> None:
+    """Writes site.toml and cases.csv; the site is named as its folder. No `annotated` means all labels."""
+    card: dict[str, object] = {"name": folder.name, "source": source, "licence": LICENCE}
+    if annotated:
+        card["annotated"] = list(annotated)
     (folder / "site.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in card.items()))
     with (folder / "cases.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

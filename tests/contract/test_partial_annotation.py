@@ -1,0 +1,181 @@
+"""A site's hidden labels reach nothing: no patch, no loss, no choice of a model; only test scores that are marked."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from consilium.data.check import check
+from consilium.data.site_folder import Case, write_federation_toml, write_site
+from consilium.errors import StudyError, UserError
+from consilium.run_folder import RunFolder
+from consilium.simulation import Result
+from consilium.study import Study
+from tests.contract.promises import run_in_process
+from tests.toy import toy_study
+
+ANNOTATED = {"ada": ("round",), "bea": ("square",), "cid": ("round", "square")}
+VALUE = {"round": 1, "square": 2}
+SUPERVISED = {"task__network": "plain-unet", "task__widths": [4, 8, 8], "task__residual_units": None}
+SPLITS = ("train", "train", "train", "valid", "test")
+
+
+def write_organs(folder: Path, hidden_noise: bool = False, noise: str = "", size: int = 16) -> Path:
+    """Three sites with a disc and a square in every image; `hidden_noise` draws hidden labels anew, at random.
+
+    `noise` names a label whose masks are spoilt where it is annotated.
+    """
+    write_federation_toml(folder, "segmentation", list(VALUE), 2, 1)
+    for number, (site, labels) in enumerate(ANNOTATED.items()):
+        cases = []
+        for sub in ("images", "labels"):
+            (folder / site / sub).mkdir(parents=True)
+        for index, split in enumerate(SPLITS):
+            rng, dice = np.random.default_rng([number, index]), np.random.default_rng([99, number, index])
+            y, x = np.mgrid[:size, :size]
+            mask = np.zeros((size, size), np.uint8)
+            mask[(y - rng.uniform(3, 6)) ** 2 + (x - rng.uniform(4, 12)) ** 2 < 8] = 1
+            top, left = rng.integers(8, 11), rng.integers(2, 10)
+            mask[top : top + 5, left : left + 5] = 2
+            image = rng.normal(60 + 20 * number, 8, mask.shape) + 70 * (mask == 1) + 120 * (mask == 2)
+            unknown = [value for label, value in VALUE.items() if label not in labels]
+            if hidden_noise and unknown:
+                free = ~np.isin(mask, [VALUE[label] for label in labels])
+                mask[free] = dice.choice([0, *unknown], int(free.sum()))
+            if noise in labels:
+                mask[mask == VALUE[noise]] = dice.choice([0, VALUE[noise]], int((mask == VALUE[noise]).sum()))
+            paths = [folder / site / sub / f"{index}.png" for sub in ("images", "labels")]
+            Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(paths[0])
+            Image.fromarray(mask).save(paths[1])
+            cases.append(Case(f"{site}{index}", f"p{index}", split, *paths))
+        write_site(folder, site, cases, labels)
+    return folder
+
+
+def organ_study(folder: Path, method: str = "fedavg", **changes: Any) -> Study:
+    wanted = {"task__patch": [12, 12], "task__loss": "dice+ce", "task__augment": ["flip"], "study__score_every": 1}
+    return toy_study(folder, method, **{**wanted, **changes})
+
+
+@pytest.fixture(scope="module")
+def organs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_organs(tmp_path_factory.mktemp("organs") / "true")
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_organs(tmp_path_factory.mktemp("organs") / "noisy", hidden_noise=True)
+
+
+def weights(result: Result) -> tuple[bytes, bytes]:
+    return (result.folder / "last.safetensors").read_bytes(), (result.folder / "best.safetensors").read_bytes()
+
+
+def scored(result: Result, split: str) -> dict[tuple[str, ...], float]:
+    rows = RunFolder.open(result.folder).rows()
+    return {(r.phase, str(r.round), r.of, r.site, r.case, r.label, r.metric): r.value for r in rows if r.split == split}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fedavg", {}),
+        ("local", {}),
+        ("fedsm", {}),  # its threshold is tuned on validation
+        ("pooled", {"task__patch": []}),
+        ("fedavg", {"data__test_masks": "complete", **SUPERVISED}),
+    ],
+    ids=["fedavg", "local", "fedsm", "pooled", "complete tests"],
+)
+def test_hidden_masks_swapped_for_noise_give_the_same_weights(
+    method: str, changes: dict[str, Any], organs: Path, noisy: Path, tmp_path: Path
+) -> None:
+    """Bit by bit: the last weights, the weights chosen on validation, and all validation scores."""
+    true, swapped = (_run(folder, method, changes, tmp_path / folder.name) for folder in (organs, noisy))
+    assert weights(true) == weights(swapped)
+    assert scored(true, "valid") == scored(swapped, "valid")
+    complete = "data__test_masks" in changes
+    assert (scored(true, "test") == scored(swapped, "test")) is not complete  # there, and only there, they are read
+
+
+def _run(folder: Path, method: str, changes: dict[str, Any], runs: Path) -> Result:
+    return run_in_process(organ_study(folder, method, study__rounds=2, **changes), runs)
+
+
+def test_annotated_masks_do_matter(organs: Path, tmp_path: Path) -> None:
+    """The test above can fail: noise in what is annotated gives other weights."""
+    spoilt = write_organs(tmp_path / "spoilt", noise="square")
+    results = [_run(folder, "fedavg", {}, tmp_path / "runs") for folder in (organs, spoilt)]
+    assert weights(results[0]) != weights(results[1])
+
+
+def test_scores_on_complete_test_masks_are_marked(organs: Path, tmp_path: Path) -> None:
+    complete = run_in_process(organ_study(organs, data__test_masks="complete"), tmp_path)
+    plain = run_in_process(organ_study(organs), tmp_path)
+    assert complete.summary["hidden"] == {"ada": ["square"], "bea": ["round"]}
+    assert "hidden" not in plain.summary
+    assert json.loads((complete.folder / "summary.json").read_text())["hidden"]["ada"] == ["square"]
+    seen = {
+        (run is complete, split, site): {key[5] for key in scored(run, split) if key[3] == site}
+        for run in (complete, plain)
+        for split in ("valid", "test")
+        for site in ("ada", "cid")
+    }
+    assert seen[True, "test", "ada"] == {"round", "square"}
+    assert seen[True, "valid", "ada"] == seen[False, "test", "ada"] == seen[False, "valid", "ada"] == {"round"}
+    assert seen[True, "valid", "cid"] == seen[False, "test", "cid"] == {"round", "square"}
+    assert weights(complete) == weights(plain)
+
+
+def test_all_can_be_annotated_for_the_bound(organs: Path, tmp_path: Path) -> None:
+    everyone = dict.fromkeys(ANNOTATED, "all")
+    bound = run_in_process(organ_study(organs, data__annotated=everyone, study__rounds=1), tmp_path)
+    assert {key[5] for key in scored(bound, "valid") if key[3] == "ada"} == {"round", "square"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data__annotated": {"ada": []}}, r"annotated.ada is empty: .* leave the site out"),
+        (
+            {"data__annotated": {"bea": ["round"], "cid": ["round"]}},
+            r"no site that trains annotates 'square'; give it to one with \[data\] annotated",
+        ),
+        ({"study__leave_out": ["bea", "cid"]}, r"no site that trains annotates 'square'"),
+        ({"data__annotated": {"ada": ["ring"]}}, r"there is no label 'ring'"),
+        ({"data__test_masks": "all"}, r"test_masks = 'all': it must be one of annotated, complete"),
+    ],
+)
+def test_annotations_that_cannot_work(changes: dict[str, Any], sentence: str, organs: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=sentence):
+        run_in_process(organ_study(organs, **changes), tmp_path)
+
+
+def test_images_of_two_sizes_in_one_batch_are_refused(tmp_path: Path) -> None:
+    folder = write_organs(tmp_path / "organs")
+    for sub in ("images", "labels"):
+        path = folder / "ada" / sub / "1.png"
+        Image.fromarray(np.asarray(Image.open(path))[:12]).save(path)
+    with pytest.raises(UserError, match=r"12×16 and of 16×16 cannot be in one batch; set \[task\] patch"):
+        run_in_process(organ_study(folder, task__patch=[], local__batch_size=3), tmp_path / "runs")
+    run_in_process(organ_study(folder, task__patch=[14, 14], study__rounds=1), tmp_path / "runs")  # one is smaller
+
+
+def test_a_mask_value_without_a_label_is_named(tmp_path: Path) -> None:
+    folder = write_organs(tmp_path / "organs")
+    path = folder / "ada/labels/0.png"
+    mask = np.array(Image.open(path))
+    mask[0, 0] = 7
+    Image.fromarray(mask).save(path)
+    (fault,) = check(folder).faults
+    assert "ada/labels/0.png" in str(fault) and "7" in fault.sentence and "not in labels" in fault.sentence
+
+
+def test_site_toml_says_who_annotates(organs: Path) -> None:
+    assert tomllib.loads((organs / "ada/site.toml").read_text())["annotated"] == ["round"]
