@@ -70,6 +70,7 @@ class _Run:
         sweep_drafts(folder.path)  # the run is locked, and its sites have not been asked yet
         folder.mend_journal()
         folder.mend_scores()
+        study.check_size()
         self.roll = wire.roll_call()
         self.roster: Roster = self.roll.members
         folder.check_origin(self._facts())

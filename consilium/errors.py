@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class UserError(Exception):
     """A user's mistake: one sentence saying what is wrong, where, and what to do. Exit status 2."""
@@ -17,6 +19,13 @@ class DataError(UserError):
 
 class RunError(UserError):
     """A run folder cannot be used as asked."""
+
+
+def not_a_run(path: Path) -> RunError:
+    """A folder was given that no run made; perhaps it holds some."""
+    inside = sorted(path.glob("*/study.toml"))
+    hint = f"it holds {len(inside)} of them: name one, such as {inside[0].parent}" if inside else "it has no study.toml"
+    return RunError(f"{path} is not a run: {hint}. Runs are the folders that `consilium run` makes.")
 
 
 class NotForOutsiders(UserError):

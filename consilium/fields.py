@@ -64,7 +64,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         raise StudyError(f"{where} = {value!r}: it must be {' or '.join(_WORDS[a] for a in args if a in _WORDS)}.")
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise StudyError(f"{where} = {value!r}: it must be a list.")
+            raise StudyError(f"{where} = {value!r}: it must be a list, for instance [{to_toml(value)}].")
         if Ellipsis not in args and len(value) != len(args):
             raise StudyError(f"{where} = {value!r}: it must have {len(args)} values.")
         return tuple(_typed(v, args[0] if Ellipsis in args else args[i], where) for i, v in enumerate(value))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium import __version__, tree
-from consilium.errors import RunError, WorkError
+from consilium.errors import RunError, WorkError, not_a_run
 from consilium.machine import origin
 from consilium.method import Best, Method, Phase, Valid
 from consilium.scores import COLUMNS, Row, read_rows, write_rows
@@ -64,7 +64,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
         if not (path / "study.toml").is_file():
-            raise RunError(f"{path} is not a run folder: it has no study.toml.")
+            raise not_a_run(path)
         folder = cls(path, load_study(path / "study.toml"), watch)
         folder._check_format()
         return folder

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from consilium.data.check import check
 from consilium.data.preprocess import Preprocess
 from consilium.data.site_folder import Federation, read_federation, refuse
@@ -136,6 +138,22 @@ class Study:
         ]
         return "\n".join(parts)
 
+    def check_size(self) -> None:
+        """Refuse images that the network cannot take, before any site tries; without numbers, so it costs nothing."""
+        size = self.task_fields.patch or self.preprocess.size
+        if not size:  # images keep their own sizes
+            return
+        try:
+            with torch.device("meta"):
+                self.task.network()(torch.empty(2, self.seen.channels, *size))
+        except (ValueError, RuntimeError) as error:
+            if "meta" in str(error) or isinstance(error, NotImplementedError):  # a layer that needs numbers
+                return
+            key = "[task] patch" if self.task_fields.patch else "[preprocess] size"
+            raise StudyError(
+                f"{key} = {list(size)} does not suit the network ({error}); take larger images, or fewer [task] widths."
+            ) from error
+
     def federation(self) -> Federation:
         return read_federation(Path(self.data.federation))
 
@@ -165,6 +183,8 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
     """A study from TOML tables; a relative federation is looked for here, then beside the study file."""
     sections = ("study", "data", "preprocess", "task", "local", "method", "facts", "release")
     for section, table in tables.items():
+        if section == "suite":
+            raise StudyError("this is a suite, not a study; give it to `consilium suite`.")
         if section not in sections:
             raise StudyError(f"there is no section [{section}]{_hint(section, sections)}")
         if not isinstance(table, Mapping):
@@ -282,6 +302,8 @@ def _apply(tables: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+        if value.startswith(("[", "{")):
+            raise StudyError(f'--set {change}: texts inside need quotes, for instance \'{key}=["a", "b"]\'.') from None
     table = tables
     for part in path[:-1]:
         table = table.setdefault(part, {})

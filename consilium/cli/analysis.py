@@ -11,7 +11,7 @@ NAMES = "gallery, loss-surface, features, gamma, lambda, progress, relationships
 
 
 def analyse(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")],
     what: Annotated[
         str, typer.Option(help=f"Of {NAMES}, separated by commas; by default all that suit the runs.", metavar="NAMES")
     ] = "",

@@ -10,7 +10,7 @@ import typer
 
 from consilium.cli.train import Json
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")]
 
 
 def methods(

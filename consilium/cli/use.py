@@ -21,7 +21,7 @@ def predict(
         ),
     ],
     images: Annotated[
-        list[Path] | None, typer.Argument(help="Image files, or folders of them.", metavar="IMAGE...")
+        list[Path] | None, typer.Argument(help="Image files, or folders of them.", metavar="IMAGE")
     ] = None,
     to: Annotated[Path, typer.Option(help="Where masks and predictions.csv go.", metavar="DIR")] = Path("predictions"),
     site: Annotated[str | None, typer.Option(help="Use this hospital's own model for every image.")] = None,

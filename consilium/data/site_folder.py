@@ -229,6 +229,9 @@ def _read_head(folder: Path, faults: list[Fault]) -> Federation | None:
     if not folder.is_dir():
         faults.append(Fault("", "", str(folder), "is not a folder; give the folder that holds federation.toml."))
         return None
+    if not (folder / "federation.toml").exists() and (near := _federation_near(folder)):
+        faults.append(Fault("", "", "federation.toml", f"is not here but in {near}; give that folder."))
+        return None
     wrong: list[str] = []
     facts = _read_toml(folder / "federation.toml", _HEAD_KEYS, ("task", "labels", "dimensions", "channels"), wrong)
     if "task" in facts and facts["task"] not in TASKS:
@@ -246,6 +249,12 @@ def _read_head(folder: Path, faults: list[Fault]) -> Federation | None:
     if not _is_enough(facts, labels):
         return None
     return Federation(folder, facts["task"], labels, facts["dimensions"], facts["channels"], contains, {})
+
+
+def _federation_near(folder: Path) -> Path | None:
+    """Where a site's folder was given, or the folder of several federations: the federation that may be meant."""
+    places = [folder.absolute().parent] if (folder / "site.toml").exists() else sorted(folder.glob("*/"))
+    return next((place for place in places if (place / "federation.toml").exists()), None)
 
 
 def _is_enough(facts: Mapping[str, Any], labels: tuple[str, ...]) -> bool:

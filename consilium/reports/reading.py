@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from consilium.errors import RunError
+from consilium.errors import RunError, not_a_run
 from consilium.scores import MEAN, Entry, Row, read_rows, summarise, with_label_mean
 
 Kind = Literal["bound", "local", "federated"]
@@ -186,9 +186,7 @@ def _toml(path: Path, folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise RunError(
-            f"{folder} is not a run: it has no study.toml; give a folder that `consilium run` made."
-        ) from None
+        raise not_a_run(folder) from None
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}; restore it, or repeat the run.") from None
 

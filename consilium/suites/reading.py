@@ -133,6 +133,8 @@ def load_suite(path: Path | str) -> Suite:
     path = Path(path)
     tables = _toml(path, "suite")
     for name, table in tables.items():
+        if name == "study":
+            raise StudyError(f"{path} is a study, not a suite; give it to `consilium run`.")
         if name not in SECTIONS:
             raise StudyError(f"{path}: there is no section [{name}]; {nearest(name, SECTIONS)}")
         if not isinstance(table, Mapping) and name != "choose_where":

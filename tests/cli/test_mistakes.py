@@ -36,6 +36,8 @@ MISTAKES = {
     "study.keep_rounds=three": ["keep_rounds", "last-two, all"],
     'study.name="a b"': ["[study] name", "letters"],
     'study.sites=["zed"]': ["'zed'", "ada, bea, cid"],
+    "study.sites=[ada]": ["--set study.sites=[ada]", "need quotes", '["a", "b"]'],
+    "study.sites=ada": ["[study] sites = 'ada'", 'a list, for instance ["ada"]'],
     'study.leave_out=["ada","bea","cid"]': ["leave_out"],
     "study.away={zed=[1]}": ["'zed'", "ada, bea, cid"],
     "local.lr=-1": ["[local] lr", "positive"],
@@ -84,6 +86,8 @@ def test_a_wrong_key_type_or_range(change: str, federation: Path, tmp_path: Path
         ("task.residual_units=-1", ["residual_units"]),
         ("data.annotated={ada=3}", ["annotated", "list"]),
         ("study.sites_per_round=99", ["sites_per_round"]),
+        ("preprocess.size=[2, 2]", ["[preprocess] size = [2, 2]", "does not suit the network", "widths"]),
+        ("task.patch=[2, 2]", ["[task] patch = [2, 2]", "does not suit the network"]),
         ("study.away={ada=[1],bea=[1],cid=[1]}", ["[study] away", "every site is away in round 1"]),
     ],
 )
@@ -106,6 +110,25 @@ def test_files_that_are_no_study(tmp_path: Path, federation: Path) -> None:
     for text, words in files.items():
         (tmp_path / "odd.toml").write_text(text)
         refused(call("run", tmp_path / "odd.toml"), *words)
+
+
+def test_a_suite_is_no_study_and_a_study_no_suite(study: Path, tmp_path: Path) -> None:
+    refused(call("suite", study), "is a study, not a suite; give it to `consilium run`")
+    (tmp_path / "suite.toml").write_text('[suite]\nmethods = ["fedavg"]\n')
+    refused(call("run", tmp_path / "suite.toml"), "this is a suite, not a study; give it to `consilium suite`")
+
+
+def test_a_folder_of_runs_is_no_run(finished: Finished) -> None:
+    run = finished("fedavg")
+    for words in (["resume"], ["compare"], ["report"], ["export"]):
+        refused(call(*words, run.parent), f"{run.parent} is not a run: it holds 1 of them", f"such as {run}")
+
+
+def test_a_folder_beside_the_federation(federation: Path) -> None:
+    for folder in (federation / "ada", federation.parent):
+        done = call("check", folder)
+        assert done.status == 2
+        assert f"federation.toml: is not here but in {federation}; give that folder." in done.out
 
 
 @pytest.mark.parametrize(

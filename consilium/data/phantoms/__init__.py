@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from consilium.data.new_folder import new_folder
 from consilium.data.phantoms import abdomen, digits, prostate, retina
 from consilium.errors import StudyError
+from consilium.fields import nearest
 
 PHANTOMS: dict[str, Callable[[Path, int | None, int | None, int], None]] = {
     "retina": retina.write,
@@ -33,9 +33,7 @@ def write_phantom(
     `sites`: how many, of digits. `division`: who annotates which organ, of the abdomen.
     """
     if kind not in PHANTOMS:
-        near = difflib.get_close_matches(kind, PHANTOMS, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise StudyError(f"there is no phantom '{kind}'; {hint}There are: {', '.join(PHANTOMS)}.")
+        raise StudyError(f"there is no phantom '{kind}'; {nearest(kind, PHANTOMS)}")
     if sites is not None and kind != "digits":
         raise StudyError(f"the {kind} phantom has sites of its own; --sites is for digits.")
     if division is not None and kind != "abdomen":
