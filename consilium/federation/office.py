@@ -183,20 +183,30 @@ class Office:
 
 
 @contextlib.contextmanager
-def open_office(kit: Path, seconds: float = 15.0) -> Iterator[Office]:
+def open_office(kit: Path, seconds: float = 10.0) -> Iterator[Office]:
     """Log in with the office's kit."""
     facts = kit_of(kit, "office")
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
-    try:
-        with _quietly():
-            session = new_secure_session(OFFICE, str(kit.resolve()), timeout=seconds)
-    except Exception as error:
-        raise WorkError(f"the server did not let the office in within {seconds:.0f} s: {error}") from error
+    session = _log_in(kit, seconds)
     try:
         yield Office(session, tuple(facts["sites"]))
     finally:
         with _quietly():
             session.close()
+
+
+def _log_in(kit: Path, seconds: float) -> Session:
+    """A session; a server that is just starting is asked again."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with _quietly():
+                return new_secure_session(OFFICE, str(kit.resolve()), timeout=15.0)
+        except Exception as error:
+            if time.monotonic() > end:
+                said = f"the server did not let the office in within {seconds:.0f} s: {error}"
+                raise WorkError(f"{said}; is it running, and is this its office's kit?") from error
+        time.sleep(1.0)
 
 
 @contextlib.contextmanager

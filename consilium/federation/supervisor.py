@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
+
 from consilium.errors import DataError
 from consilium.federation.hospital import read_hospital
 from consilium.store import read_json, write_json
@@ -101,7 +103,7 @@ def supervise(folder: Path, kind: str, hospital: Path | None = None) -> None:
 
 
 def start(folder: Path, arguments: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A participant's process in a group of its own, so that its job processes can be ended with it."""
+    """A participant's process in a session of its own: Ctrl-C is for the supervisor."""
     with (folder / "process.log").open("ab") as log:
         return subprocess.Popen(
             arguments, env=dict(variables), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -109,12 +111,14 @@ def start(folder: Path, arguments: list[str], variables: Mapping[str, str]) -> s
 
 
 def end(child: subprocess.Popen[bytes], patience: float = 5.0) -> None:
-    """End a process and the job processes it started."""
-    for which in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, which)
-        try:
-            child.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
-    child.wait()
+    """End a process and the job processes it started, which would otherwise go on for a while by themselves."""
+    jobs = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
+    child.terminate()
+    try:
+        child.wait(patience)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    for job in jobs:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            job.kill()

@@ -19,6 +19,8 @@ from consilium.federation.supervisor import end, prepare, start
 from consilium.fields import to_toml
 from consilium.study import Study, with_plan
 
+START = 180.0  # seconds until all processes are up, on a busy machine
+
 
 @dataclass
 class Local:
@@ -70,8 +72,8 @@ def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iter
         stack.callback(local.end)
         for name in ("server", *sites):
             local.start(name)
-        office = stack.enter_context(open_office(kits["office"], 60.0))
-        office.wait_for(sites, 60.0)
+        office = stack.enter_context(open_office(kits["office"], START))
+        office.wait_for(sites, START)
         yield local, office
 
 
