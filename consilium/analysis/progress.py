@@ -55,7 +55,7 @@ def draw(found: Mapping[str, Progress], what: str) -> Figure:
     with sheet(height=max(5.0, 1.4 * rows + 0.6)) as figure:
         left, right = figure.subfigures(1, 2, width_ratios=[1, 1.15], squeeze=False)[0]
         loss, mean = left.subplots(2, 1, sharex=True)
-        small = np.ravel(right.subplots(rows, 3, sharex=True))
+        small = np.ravel(right.subplots(rows, 3, sharex=True, sharey=True))  # one scale, to compare sites
         for name, one in found.items():
             loss.plot(list(one.loss), list(one.loss.values()), color=tint[name], linewidth=1.3)
             mean.plot(one.test.rounds, one.test.site_mean, color=tint[name], linewidth=1.3)
@@ -66,10 +66,12 @@ def draw(found: Mapping[str, Progress], what: str) -> Figure:
         mean.set(title=f"Test {what}", xlabel="round", ylabel="mean over sites")
         for axes in (loss, mean):
             axes.grid(axis="y")
+            axes.locator_params(axis="x", integer=True)
         side_labels(mean, {name: one.test.site_mean[-1] for name, one in found.items()}, tint)
         for axes, site in zip(small, sites, strict=False):
             axes.set_title(site)
             axes.locator_params(axis="y", nbins=4)
+            axes.locator_params(axis="x", integer=True)
             axes.grid(axis="y")
         for axes in small[len(sites) :]:
             axes.set_axis_off()

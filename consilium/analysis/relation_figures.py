@@ -25,6 +25,7 @@ def of_one_site(found: Relationships, site: str) -> Figure:
         axes.axhline(0, color=FAINT, linewidth=0.6)
         axes.set(title=f"What {site} takes from each site", xlabel="round", ylabel="$p_{ij}$")
         axes.grid(axis="y")
+        axes.locator_params(axis="x", integer=True)
         side_labels(axes, {other: float(found.p[site][-1, j]) for j, other in enumerate(found.sites)}, tint)
         return figure
 
@@ -38,6 +39,7 @@ def of_all_selves(found: Relationships) -> Figure:
             axes.plot([0, *found.rounds[site]], [found.p0[site], *found.own(site)], color=tint[site], linewidth=1.4)
         axes.set(title="What every site takes from its own core", xlabel="round", ylabel="$p_{ii}$")
         axes.grid(axis="y")
+        axes.locator_params(axis="x", integer=True)
         side_labels(axes, {site: float(found.own(site)[-1]) for site in found.p}, tint)
         return figure
 
@@ -49,6 +51,7 @@ def fading(values: Sequence[float], kind: str) -> Figure:
         axes.plot(range(1, len(values) + 1), values, color=INK, linewidth=1.6, marker="o", markersize=2.5)
         axes.set(title=f"Scheduler, {kind}", xlabel="round", ylabel="λ", ylim=(-0.03, 1.05))
         axes.grid(axis="y")
+        axes.locator_params(axis="x", integer=True)
         return figure
 
 

@@ -82,8 +82,7 @@ def _show(result: SuiteResult) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
-    parts = [part for table in result.tables for part in table.to_rich()]
-    for part in [*parts, *(part for table in result.selections for part in table.to_rich())]:
+    for part in [part for table in result.shown for part in table.to_rich()]:
         console.print(part)
     typer.echo(f"{result.folder / 'table.md'}")
 

@@ -2,24 +2,65 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from consilium.data.partition import Cut, partition
 from consilium.data.phantoms import write_phantom
 from consilium.errors import StudyError
 from consilium.store import read_json, write_json
-from consilium.suites.reading import Suite
+from consilium.suites.reading import FEDERATION, Phantom, Suite
+from consilium.suites.settings import Settings
 
 RECORD = "phantom.json"  # in a drawn federation: how it was drawn
+SITES = 12  # of a phantom that is cut, as in the APPLE paper
 
 
-def federation(suite: Suite, seed: int) -> Path | None:
-    """Where the phantom of a seed is or will be; None if the suite draws none."""
+@dataclass(frozen=True)
+class Drawing:
+    """A phantom federation to draw."""
+
+    phantom: Phantom
+    place: Path
+    seed: int  # of its patients
+    scheme: str  # how one drawn site is cut into many; empty: the phantom's own sites
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        drawn = {"kind": self.phantom.kind, "cases": self.phantom.cases, "size": self.phantom.size, "seed": self.seed}
+        return {**drawn, "partition": self.scheme} if self.scheme else drawn
+
+    @property
+    def there(self) -> bool:
+        """Whether it is drawn; one drawn otherwise than the suite says is refused."""
+        if not self.place.is_dir():
+            return False
+        record = self.place / RECORD
+        if record.exists() and (found := read_json(record)) != self.facts:
+            raise StudyError(
+                f"{self.place} was drawn as {found}, not as [phantom] says; delete it or write another `to`."
+            )
+        return True
+
+    def draw(self) -> None:
+        cases, size = self.phantom.cases or None, self.phantom.size or None
+        if not self.scheme:
+            write_phantom(self.phantom.kind, self.place, cases, size, self.seed)
+        else:
+            with tempfile.TemporaryDirectory() as aside:
+                whole = Path(aside) / "whole"
+                write_phantom(self.phantom.kind, whole, cases, size, self.seed, sites=1)
+                partition(whole, self.place, Cut(self.scheme, SITES))  # of one seed: other patients at the same sites
+        write_json(self.facts, self.place / RECORD)
+
+
+def federation(suite: Suite, settings: Settings, seed: int) -> Path | None:
+    """Where the phantom of a row and a seed is or will be; None if the suite draws none."""
     if suite.phantom is None:
         return None
-    name = f"{suite.phantom.to}-s{seed}" if suite.phantom.each_seed else suite.phantom.to
-    places = [Path.cwd() / name, suite.path.parent / name]
-    return next((place for place in places if place.is_dir()), places[0]).resolve()
+    return _place(suite, str(settings.get(FEDERATION, suite.phantom.to)), seed)
 
 
 def seeds(suite: Suite) -> list[int]:
@@ -27,33 +68,22 @@ def seeds(suite: Suite) -> list[int]:
     return list(dict.fromkeys([suite.choose_seed, *suite.heading.seeds]))
 
 
-def missing(suite: Suite) -> dict[Path, int]:
-    """Federations to draw, and the seed of their patients."""
+def missing(suite: Suite) -> list[Drawing]:
+    """Federations to draw."""
     phantom = suite.phantom
     if phantom is None:
-        return {}
-    places = {
-        federation(suite, seed): seed + phantom.seed if phantom.each_seed else phantom.seed for seed in seeds(suite)
-    }
-    return {place: drawn for place, drawn in places.items() if place is not None and not _there(suite, place, drawn)}
+        return []
+    found = {}
+    for seed in seeds(suite):
+        drawn = seed + phantom.seed if phantom.each_seed else phantom.seed
+        for to, scheme in phantom.federations.items():
+            place = _place(suite, to, seed)
+            found[place] = Drawing(phantom, place, drawn, scheme)
+    return [drawing for drawing in found.values() if not drawing.there]
 
 
-def draw(suite: Suite, place: Path, seed: int) -> None:
+def _place(suite: Suite, to: str, seed: int) -> Path:
     assert suite.phantom is not None
-    write_phantom(suite.phantom.kind, place, suite.phantom.cases or None, suite.phantom.size or None, seed)
-    write_json(_facts(suite, seed), place / RECORD)
-
-
-def _there(suite: Suite, place: Path, seed: int) -> bool:
-    """Whether a federation is drawn; one drawn otherwise than the suite says is refused."""
-    if not place.is_dir():
-        return False
-    record = place / RECORD
-    if record.exists() and (found := read_json(record)) != _facts(suite, seed):
-        raise StudyError(f"{place} was drawn as {found}, not as [phantom] says; delete it or write another `to`.")
-    return True
-
-
-def _facts(suite: Suite, seed: int) -> dict[str, Any]:
-    assert suite.phantom is not None
-    return {"kind": suite.phantom.kind, "cases": suite.phantom.cases, "size": suite.phantom.size, "seed": seed}
+    name = f"{to}-s{seed}" if suite.phantom.each_seed else to
+    places = [Path.cwd() / name, suite.path.parent / name]
+    return next((place for place in places if place.is_dir()), places[0]).resolve()

@@ -66,6 +66,11 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def without(row: Row, key: str) -> Row:
+    """The row without saying which of the values of one key it has: what tables show in their columns."""
+    return Row(row.method, {name: value for name, value in row.settings.items() if name != key})
+
+
 # -------------------------------------------------------------------------------------------------- what to run
 
 
@@ -138,7 +143,7 @@ def study_of(suite: Suite, planned: Planned) -> Study:
     title = str(tables.get("study", {}).get("name", ""))
     name = f"{title}-{method.replace(':', '-')}" if title else ""
     tables["study"] = {**tables.get("study", {}), "name": name, "seed": planned.seed}
-    place = federation(suite, planned.seed)
+    place = federation(suite, row.settings, planned.seed)
     if place is not None:
         tables["data"] = {**tables.get("data", {}), "federation": str(place)}
     return make_study(tables, suite.beside)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from consilium.data.partition import SCHEMES
 from consilium.data.phantoms import PHANTOMS
 from consilium.errors import StudyError
 from consilium.fields import fill, nearest
@@ -18,6 +19,7 @@ from consilium.scores import MEAN
 from consilium.study import imported
 from consilium.suites.settings import STUDY, Lists, Settings, read_lists, read_settings, refuse_twice
 
+FEDERATION = "data.federation"  # in [grid]: the table has a column for each
 SECTIONS = ("suite", "base", "grid", "choose", "choose_where", "methods", "phantom", "paper")
 
 
@@ -55,6 +57,7 @@ class Phantom:
     size: int = 0  # pixels; 0: the kind's own
     seed: int = 0  # of the patients
     each_seed: bool = False  # every seed of the suite draws its own patients, in <to>-s<seed>
+    partitions: tuple[str, ...] = ()  # one site is drawn and cut into twelve, in <to>-<scheme>; a column for each
 
     def __post_init__(self) -> None:
         if self.kind not in PHANTOMS:
@@ -64,6 +67,19 @@ class Phantom:
         for key in ("cases", "size", "seed"):
             if getattr(self, key) < 0:
                 raise StudyError(f"[phantom] {key} = {getattr(self, key)}: it cannot be negative.")
+        if self.partitions and self.kind != "digits":
+            raise StudyError(
+                f"[phantom] partitions: the {self.kind} phantom has sites of its own; only digits are cut."
+            )
+        refuse_twice(self.partitions, "[phantom] partitions")
+        for scheme in self.partitions:
+            if scheme not in SCHEMES:
+                raise StudyError(f"[phantom] partitions: there is no scheme '{scheme}'; {nearest(scheme, SCHEMES)}")
+
+    @property
+    def federations(self) -> dict[str, str]:
+        """Folder → how it is cut; empty for a phantom with sites of its own."""
+        return {f"{self.to}-{scheme}": scheme for scheme in self.partitions} or {self.to: ""}
 
 
 @dataclass(frozen=True)
@@ -74,11 +90,12 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | str, ...]]  # text where the paper has no number
     label: str = MEAN  # of which of our tables it stands beside
-    about: str = "scores"  # or "selection": whom the selector asks at sites left out
+    about: str = "scores"  # "selection": whom the selector asks at sites left out; "choices": chosen settings
+    digits: int = 4  # behind the point
 
     def __post_init__(self) -> None:
-        if self.about not in ("scores", "selection"):
-            raise StudyError(f"[paper] about = {self.about!r}: it must be one of scores, selection.")
+        if self.about not in ("scores", "selection", "choices"):
+            raise StudyError(f"[paper] about = {self.about!r}: it must be one of scores, selection, choices.")
         for name, values in self.rows.items():
             if len(values) != len(self.columns):
                 raise StudyError(
@@ -145,13 +162,16 @@ def load_suite(path: Path | str) -> Suite:
     phantom = fill(Phantom, tables["phantom"], "phantom") if "phantom" in tables else None
     if phantom and "federation" in base.get("data", {}):
         raise StudyError(f"{path}: the base names [data] federation and the suite draws one in [phantom]; take one.")
+    grid = read_lists(tables.get("grid", {}), "grid", kinds.values())
+    if phantom and FEDERATION in grid:
+        raise StudyError(f"{path}: [grid] names federations and the suite draws them in [phantom]; take one.")
     suite = Suite(
         path,
         heading,
         kinds,
         base,
         beside,
-        grid=read_lists(tables.get("grid", {}), "grid", kinds.values()),
+        grid={FEDERATION: tuple(phantom.federations), **grid} if phantom and phantom.partitions else grid,
         choose=read_lists(tables.get("choose", {}), "choose", kinds.values()),
         where=_where(tables.get("choose_where", []), kinds),
         parts=_parts(tables.get("methods", {}), kinds),
@@ -167,6 +187,8 @@ def _check(suite: Suite) -> None:
         chosen = [suite.choose, *(part.choose for part in suite.parts.values()), *(w.choose for w in suite.where)]
         if any(key in lists for lists in chosen):
             raise StudyError(f"'{key}' is in both [grid] and [choose]: either it is shown or it is chosen.")
+    if FEDERATION in suite.grid and "study.leave_out" in suite.grid:
+        raise StudyError("[grid] has both federations and sites left out in turn; make a suite for each federation.")
     for where in suite.where:
         for key, value in where.rows.items():
             if value not in suite.grid.get(key, ()):

@@ -18,9 +18,10 @@ from consilium.methods import ALIASES
 from consilium.reports.reading import read_run
 from consilium.store import write_json
 from consilium.suites.choosing import Choice, choose, write_choices
-from consilium.suites.drawing import draw, federation, missing
+from consilium.suites.drawing import federation, missing
+from consilium.suites.federations import FederationTable, federation_tables
 from consilium.suites.planning import Planned, Row, check, finished, folder_of, rows, study_of, trials
-from consilium.suites.reading import Suite, load_suite
+from consilium.suites.reading import FEDERATION, Suite, load_suite
 from consilium.suites.tables import Standing, SuiteTable, suite_tables
 from consilium.suites.unseen import SelectionTable, selection_tables
 from consilium.tree import write_pieces
@@ -72,11 +73,16 @@ class SuiteResult:
     choices: tuple[Choice, ...]
     tables: tuple[SuiteTable, ...]  # one per label; none before the first run is finished
     selections: tuple[SelectionTable, ...]  # where sites are left out in turn: whom the selector asks there
+    federations: tuple[FederationTable, ...]  # in place of `tables` where the grid is over federations
     failed: tuple[Failure, ...]
 
+    @property
+    def shown(self) -> tuple[SuiteTable | SelectionTable | FederationTable, ...]:
+        """All tables in the order of a page."""
+        return (*self.tables, *self.selections, *self.federations)
+
     def to_markdown(self) -> str:
-        parts = [*(table.to_markdown() for table in self.tables), *(table.to_markdown() for table in self.selections)]
-        parts = parts or ["No run is finished.\n"]
+        parts = [table.to_markdown() for table in self.shown] or ["No run is finished.\n"]
         return "\n".join([f"# {self.suite.name}\n", *parts])
 
     def to_json(self) -> dict[str, Any]:
@@ -86,6 +92,7 @@ class SuiteResult:
             "choices": [choice.to_json() for choice in self.choices if choice.tried],
             "tables": [table.to_json() for table in self.tables],
             "selections": [table.to_json() for table in self.selections],
+            "federations": [table.to_json() for table in self.federations],
             "failed": [{"title": f.title, "run": f.run, "why": f.why} for f in self.failed],
         }
 
@@ -103,9 +110,9 @@ def run_suite(
     """
     suite, runs, watcher = load_suite(path), Path(runs), watch or Nobody()
     mine = _rows_of(suite, only)
-    for place, seed in missing(suite).items():
-        watcher.say(f"drawing the {suite.phantom.kind if suite.phantom else ''} phantom in {place}")
-        draw(suite, place, seed)
+    for drawing in missing(suite):
+        watcher.say(f"drawing the {drawing.phantom.kind} phantom in {drawing.place}")
+        drawing.draw()
     check(suite)
     home = runs / suite.name
     home.mkdir(parents=True, exist_ok=True)
@@ -119,8 +126,9 @@ def run_suite(
         for planned in _finals(suite, [c for c in choices if c.row in mine]):
             session.run(planned)
     standings = _standings(suite, choices, runs)
-    tables, asked = suite_tables(suite, standings), selection_tables(suite, standings, watcher.say)
-    result = SuiteResult(suite, home, tuple(choices), tables, asked, tuple(session.failed))
+    tables = () if FEDERATION in suite.grid else suite_tables(suite, standings)
+    asked, side_by_side = selection_tables(suite, standings, watcher.say), federation_tables(suite, standings)
+    result = SuiteResult(suite, home, tuple(choices), tables, asked, side_by_side, tuple(session.failed))
     write_pieces(iter([result.to_markdown().encode()]), home / "table.md")
     write_json(result.to_json(), home / "table.json")
     return result
@@ -130,11 +138,11 @@ def outlook(path: Path | str, runs: Path | str = "runs", only: Sequence[str] = (
     """Every run of a suite in its order, and where it stands; nothing is drawn, run or written."""
     suite, runs = load_suite(path), Path(runs)
     mine = _rows_of(suite, only)
-    absent = set(missing(suite))
+    absent = {drawing.place for drawing in missing(suite)}
     found = [_prospect(suite, planned, runs, absent) for row in mine for planned in trials(suite, row)]
     tried = {prospect.folder for prospect in found}
-    blind = federation(suite, suite.choose_seed) in absent
-    chosen = [Choice(row, (), None) if blind and trials(suite, row) else choose(suite, row, runs) for row in mine]
+    blind = [row for row in mine if federation(suite, row.settings, suite.choose_seed) in absent and trials(suite, row)]
+    chosen = [Choice(row, (), None) if row in blind else choose(suite, row, runs) for row in mine]
     for planned in _finals(suite, chosen):
         prospect = _prospect(suite, planned, runs, absent)
         if prospect.folder is None or prospect.folder not in tried:
@@ -174,7 +182,7 @@ def _count(suite: Suite, mine: Sequence[Row]) -> int:
 
 
 def _prospect(suite: Suite, planned: Planned, runs: Path, absent: set[Path]) -> Prospect:
-    if federation(suite, planned.seed) in absent:
+    if federation(suite, planned.row.settings, planned.seed) in absent:
         return Prospect(planned, None, "to do")
     folder = folder_of(study_of(suite, planned), runs)
     begun: State = "interrupted" if (folder / "journal.jsonl").exists() else "to do"

@@ -13,7 +13,7 @@ from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, Line, Text, cells, elsewhere
 from consilium.scores import ByCase, Entry, by_case, paired
 from consilium.suites.choosing import Choice
-from consilium.suites.planning import LEAVE_OUT, Row, reference, said
+from consilium.suites.planning import LEAVE_OUT, reference, said, without
 from consilium.suites.reading import PaperTable, Suite
 
 if TYPE_CHECKING:
@@ -174,9 +174,9 @@ def _table(suite: Suite, entrants: Sequence[Entrant], left_out: tuple[str, ...],
         line = _line(entrant, label)
         named[line.name] = entrant
         lines += [*_elsewhere_lines(entrant, label, columns), line]
-    against = _turned(reference(suite)).name
+    against = without(reference(suite), LEAVE_OUT).name
     base = next((entrant for entrant in entrants if entrant.name == against), None)
-    gaps = {name: _difference(e, base, label) for name, e in named.items() if base and e is not base}
+    gaps = {name: difference(e, base, label) for name, e in named.items() if base and e is not base}
     lines.sort(key=lambda line: _ORDER[line.kind])
     comparison = Comparison(_about(entrants[0].runs[0]).metric, label, columns, tuple(lines), (), left_out, ())
     papers = tuple(paper for paper in suite.papers if paper.label == label and paper.about == "scores")
@@ -188,14 +188,9 @@ def _entrants(standings: Sequence[Standing]) -> list[Entrant]:
     """Rows that differ only in who is left out are one line; a line without a finished run is not there."""
     turns: dict[str, list[Standing]] = defaultdict(list)
     for standing in standings:
-        turns[_turned(standing.choice.row).name].append(standing)
+        turns[without(standing.choice.row, LEAVE_OUT).name].append(standing)
     found = [Entrant(name, tuple(s), LEAVE_OUT in s[0].choice.row.settings) for name, s in turns.items()]
     return [entrant for entrant in found if entrant.runs]
-
-
-def _turned(row: Row) -> Row:
-    """The row without saying whose turn it is to be left out."""
-    return Row(row.method, {key: value for key, value in row.settings.items() if key != LEAVE_OUT})
 
 
 def _facts(standing: Standing) -> dict[str, Any]:
@@ -253,7 +248,8 @@ def _owned(run: RunView, label: str, of: str) -> Entry:
     return Entry(sites=sites, site_mean=statistics.fmean(sites.values()), pooled=statistics.fmean(every))
 
 
-def _difference(row: Entrant, base: Entrant, label: str) -> Difference | None:
+def difference(row: Entrant, base: Entrant, label: str) -> Difference | None:
+    """Of two lines of a table, on the cases and seeds both have; None if there are none."""
     both = [seed for seed in row.seeds if seed in base.seeds]
     found = paired(row.cases(both, label), base.cases(both, label))
     if found is None:
@@ -297,7 +293,7 @@ def json_papers(papers: Sequence[PaperTable]) -> list[dict[str, Any]]:
 
 def _paper_grid(paper: PaperTable) -> list[list[Text]]:
     def text(value: float | str) -> Text:
-        return Text((value or "–") if isinstance(value, str) else f"{value:.4f}")
+        return Text((value or "–") if isinstance(value, str) else f"{value:.{paper.digits}f}")
 
     head = [Text("as the paper names it"), *(Text(column) for column in paper.columns)]
     return [head, *([Text(name), *(text(value) for value in values)] for name, values in paper.rows.items())]

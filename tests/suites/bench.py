@@ -54,8 +54,9 @@ class Teller:
 class FakeRuns:
     """Stands for `consilium.simulation`: a run is finished at once with the scores a function gives it."""
 
-    def __init__(self, scores: Callable[[Study], tuple[Scores, Scores]]) -> None:
+    def __init__(self, scores: Callable[[Study], tuple[Scores, Scores]], metric: str = "dice") -> None:
         self.scores = scores  # of a study: validation, test
+        self.metric = metric
         self.made: list[Study] = []
 
     def run(self, study: Study, runs: Path, **how: Any) -> Result:
@@ -64,16 +65,16 @@ class FakeRuns:
         folder = RunFolder.create(study, runs)
         model = study.method.headline
         rows = [
-            Row(2, "best", model, "", "merged", site, False, split, f"{split}{i}", "blob", "dice", value)
+            Row(2, "best", model, "", "merged", site, False, split, f"{split}{i}", "blob", self.metric, value)
             for split, sites in (("valid", valid), ("test", test))
             for site, values in sites.items()
             for i, value in enumerate(values)
         ]
         folder.add_scores(rows)
-        facts = {"best_rows": rows, "last_rows": rows, "best_round": 2, "last_round": 2}
+        facts = {"best_rows": rows, "last_rows": rows, "best_round": 2, "last_round": 2, "all_rows": rows}
         cost: dict[str, Any] = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "peak_memory_mb": 1.0}
         about: dict[str, Any] = {"method": study.method_name, "seed": study.plan.seed, "rounds": 2}
-        summary = run_summary(**about, headline_model=model, headline_metric="dice", **facts, **cost)  # type: ignore[arg-type]
+        summary = run_summary(**about, headline_model=model, headline_metric=self.metric, **facts, **cost)  # type: ignore[arg-type]
         write_json(summary, folder.path / "summary.json")
         return Result(folder.path, summary)
 

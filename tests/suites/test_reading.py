@@ -69,6 +69,18 @@ BAD_RESTS = [
     ('[phantom]\nkind = "retin"\nto = "x"', "there is no such phantom; did you mean 'retina'?"),
     ('[phantom]\nkind = "retina"', "[phantom] to is required."),
     ('[phantom]\nkind = "retina"\nto = "x"', "the base names [data] federation and the suite draws one in [phantom]"),
+    (
+        '[phantom]\nkind = "retina"\nto = "x"\npartitions = ["practical"]',
+        "[phantom] partitions: the retina phantom has sites of its own",
+    ),
+    (
+        '[phantom]\nkind = "digits"\nto = "x"\npartitions = ["practicle"]',
+        "[phantom] partitions: there is no scheme 'practicle'; did you mean 'practical'?",
+    ),
+    (
+        '[grid]\n"data.federation" = ["a"]\n"study.leave_out" = [["b"]]',
+        "[grid] has both federations and sites left out in turn",
+    ),
     ('[paper]\ncaption = "T"\ncolumns = ["a"]', "[paper] rows is required."),
     ('[paper]\ncaption = "T"\ncolumns = ["a"]\nrows = {X = [1, 2]}', "[paper] row 'X' has 2 values for 1 columns"),
     ('[paper]\nfile = "none.toml"\ntables = ["t"]', "cannot read the file of the paper's tables"),

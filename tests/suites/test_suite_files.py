@@ -11,11 +11,13 @@ import pytest
 
 from consilium.data.phantoms import write_phantom
 from consilium.suites import load_suite
-from consilium.suites.planning import reference, rows, study_of, trials
+from consilium.suites.planning import Planned, candidates, reference, rows, study_of, trials, without
 from tests.toy import write_toy
 
 STUDIES = Path(__file__).parents[2] / "studies"
 SUITES = sorted(STUDIES.glob("fedsm_table*.toml"))
+APPLE = sorted([*STUDIES.glob("apple_table*.toml"), STUDIES / "apple_small.toml"])
+APPLE_PAPER = tomllib.loads((STUDIES / "apple_paper.toml").read_text(encoding="utf-8"))
 PAPER = tomllib.loads((STUDIES / "fedsm_paper.toml").read_text(encoding="utf-8"))
 
 
@@ -41,6 +43,35 @@ def test_a_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert reference(suite).method == (
         "fedavg" if path.stem.split("_")[1] in ("table3", "table4", "table5", "table9") else "fedsm"
     )
+
+
+@pytest.mark.parametrize("path", APPLE, ids=lambda path: path.stem)
+def test_an_apple_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every study can be made, and every method makes as many steps: adaptation counts as the rounds it replaces."""
+    assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
+    suite = load_suite(path)
+    assert suite.papers and (suite.phantom is not None) == path.stem.endswith("_quick")
+    monkeypatch.chdir(tmp_path)
+    write_phantom("digits", tmp_path / "any", 200, 8, sites=3)  # any classification will do to make the studies
+    for to in suite.grid["data.federation"]:
+        name = f"{to}-s0" if suite.phantom else to
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).symlink_to(tmp_path / "any")
+    epochs = set()
+    first = suite.grid["data.federation"][0]
+    for row in (row for row in rows(suite) if row.settings["data.federation"] == first):
+        for chosen in candidates(suite, row)[:: max(1, len(candidates(suite, row)) - 1)]:  # first and last
+            study = study_of(suite, Planned(row, chosen, 0))
+            epochs.add(study.plan.rounds * study.local.epochs + getattr(study.method, "finetune_epochs", 0))
+    assert len(epochs) == 1, epochs
+    names = list(dict.fromkeys(without(row, "data.federation").name for row in rows(suite)))
+    assert len(names) == {"table1": 10, "small": 10, "table2": 10, "table3": 1}[path.stem.split("_")[1]]
+
+
+def test_the_papers_budget_of_eleven_is_no_budget() -> None:
+    """Its tables 1 and 2 print these rows twice; a digit copied wrongly would show."""
+    one, two = APPLE_PAPER["table1"]["rows"], APPLE_PAPER["table2"]["rows"]
+    assert (one["FedFomo"], one["APPLE, μ = 0"]) == (two["FedFomo, M = 11"], two["APPLE, M = 11"])
 
 
 def test_the_two_forms_run_the_same_methods_and_stand_beside_the_same_tables() -> None:

@@ -1,0 +1,177 @@
+"""Several federations in one suite, as in the APPLE paper's tables: a line per method, a column per federation.
+
+A number is a site mean. Each figure has a table of its own, because they answer different questions: the round best on
+validation, the last round, and `bmcta`, whose round was chosen on the test cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from consilium.reports.reading import RunView
+from consilium.reports.tables import Cell, Text, called, cell
+from consilium.scores import MEAN
+from consilium.suites.planning import reference, without
+from consilium.suites.reading import FEDERATION, PaperTable, Suite
+from consilium.suites.tables import (
+    Difference,
+    Entrant,
+    Standing,
+    difference,
+    json_papers,
+    markdown_papers,
+    markdown_table,
+    rich_papers,
+    rich_table,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FIGURES = {
+    "best": "at the round best on validation",
+    "bmcta": "`bmcta`: the best of all rounds scored, chosen on the test cases themselves, as the APPLE paper reports",
+    "last": "at the last round",
+}
+
+Column = Mapping[str, Cell | Difference | str]  # federation → what stands there
+
+
+@dataclass(frozen=True)
+class FederationTable:
+    """One figure of all methods on all federations, and the paper's."""
+
+    figure: str  # "best", "bmcta", "last", "difference" or "chosen"
+    title: str
+    federations: tuple[str, ...]
+    lines: Mapping[str, Column]
+    notes: tuple[str, ...] = ()
+    papers: tuple[PaperTable, ...] = ()
+
+    def grid(self) -> list[list[Text]]:
+        first = "setting" if self.figure == "chosen" else "method"
+        head = [first, *short_names(self.federations).values()]
+        body = [[name, *(_text(found.get(place)) for place in self.federations)] for name, found in self.lines.items()]
+        return [[Text(text) for text in texts] for texts in (head, *body)]
+
+    def to_rich(self) -> list[RenderableType]:
+        return [rich_table(self.title, self.grid(), self.notes), *rich_papers(self.papers)]
+
+    def to_markdown(self) -> str:
+        parts = [f"## {self.title}", markdown_table(self.grid()), *self.notes, *markdown_papers(self.papers)]
+        return "\n\n".join(parts) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        lines = [
+            {"name": name, "federations": {place: _json(value) for place, value in found.items()}}
+            for name, found in self.lines.items()
+        ]
+        return {"figure": self.figure, "title": self.title, "lines": lines, "papers": json_papers(self.papers)}
+
+
+def federation_tables(suite: Suite, standings: Sequence[Standing]) -> tuple[FederationTable, ...]:
+    """The tables of a suite with federations in its grid; empty for others and before the first run is finished."""
+    if FEDERATION not in suite.grid or not any(standing.runs for standing in standings):
+        return ()
+    found = [table for label in suite.heading.labels for table in _figures(suite, standings, label)]
+    return (*found, *_choices(suite, standings))
+
+
+def short_names(federations: Sequence[str]) -> dict[str, str]:
+    """The last part of each path, or the whole where two would be called the same."""
+    names = {place: Path(place).name for place in federations}
+    return names if len(set(names.values())) == len(names) else {place: place for place in federations}
+
+
+def _figures(suite: Suite, standings: Sequence[Standing], label: str) -> Iterator[FederationTable]:
+    places = suite.grid[FEDERATION]
+    metric = next(run.headline for s in standings for run in s.runs.values() if run.headline).metric
+    what = f"Test {called(metric)}" + ("" if label == MEAN else f" of {label}") + ", mean over sites, "
+    for figure, which in FIGURES.items():
+        lines = _lines({(_name(s), _place(s)): _cell(s, figure, label) for s in standings})
+        if lines:
+            yield FederationTable(figure, what + which, places, lines, _notes(suite, standings, figure))
+    against = without(reference(suite), FEDERATION).name
+    bases = {_place(s): s for s in standings if _name(s) == against}
+    gaps = {(_name(s), _place(s)): _gap(s, bases[_place(s)], label) for s in standings if _name(s) != against}
+    title = f"Against {against}, at the rounds best on validation"
+    note = (
+        "The difference of the site means on the same cases, and its 95 % interval over cases (bootstrap in each site)."
+    )
+    papers = tuple(paper for paper in suite.papers if (paper.label, paper.about) == (label, "scores"))
+    yield FederationTable("difference", title, places, _lines(gaps), (note,), papers)
+
+
+def _choices(suite: Suite, standings: Sequence[Standing]) -> Iterator[FederationTable]:
+    chosen = {
+        (f"{_name(s)}: {key.partition('.')[2]}", _place(s)): str(value)
+        for s in standings
+        if s.choice.tried
+        for key, value in (s.choice.chosen or {}).items()
+    }
+    papers = tuple(paper for paper in suite.papers if paper.about == "choices")
+    if chosen or papers:
+        yield FederationTable(
+            "chosen", "Chosen on validation cases", suite.grid[FEDERATION], _lines(chosen), papers=papers
+        )
+
+
+def _lines(found: Mapping[tuple[str, str], Cell | Difference | str | None]) -> dict[str, Column]:
+    names = dict.fromkeys(name for (name, _), value in found.items() if value is not None)
+    return {
+        name: {place: value for (whose, place), value in found.items() if whose == name and value is not None}
+        for name in names
+    }
+
+
+def _name(standing: Standing) -> str:
+    return without(standing.choice.row, FEDERATION).name
+
+
+def _place(standing: Standing) -> str:
+    return str(standing.choice.row.settings[FEDERATION])
+
+
+def _cell(standing: Standing, figure: str, label: str) -> Cell | None:
+    values = [_value(run, figure, label) for run in standing.runs.values()]
+    known = [value for value in values if value is not None]
+    return cell(known) if known else None
+
+
+def _value(run: RunView, figure: str, label: str) -> float | None:
+    assert run.summary is not None and run.headline is not None  # finished runs have both
+    if figure == "bmcta":
+        entry = run.summary.get("bmcta", {}) if label == MEAN else {}
+    else:
+        about = run.headline
+        entry = run.summary[figure]["scores"].get(about.model, {}).get(about.metric, {}).get(label, {})
+    found: float | None = entry.get("site_mean")
+    return found
+
+
+def _gap(standing: Standing, base: Standing, label: str) -> Difference | None:
+    one, other = (Entrant(s.name, (s,), False) for s in (standing, base))
+    return difference(one, other, label)
+
+
+def _notes(suite: Suite, standings: Sequence[Standing], figure: str) -> tuple[str, ...]:
+    if figure != "best":
+        return ()
+    missing = [s.name for s in standings if not s.runs]
+    fewer = [f"{s.name} {len(s.runs)}" for s in standings if 0 < len(s.runs) < len(suite.heading.seeds)]
+    notes = ["Every site of a federation weighs the same."]
+    notes += [f"Not finished and left out: {', '.join(missing)}."] * bool(missing)
+    return (*notes, *[f"Fewer than {len(suite.heading.seeds)} seeds so far: {', '.join(fewer)}."] * bool(fewer))
+
+
+def _text(value: Cell | Difference | str | None) -> str:
+    if isinstance(value, Difference):
+        return f"{value.text()} ({value.low:+.4f} to {value.high:+.4f})"
+    return value.text() if isinstance(value, Cell) else value or "–"
+
+
+def _json(value: Cell | Difference | str) -> Any:
+    return value if isinstance(value, str) else asdict(value)
