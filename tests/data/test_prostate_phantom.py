@@ -266,7 +266,7 @@ def test_an_interrupted_command_leaves_nothing(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("kind", "cases", "size", "seed", "sentence"),
     [
-        ("prostat", 18, 32, 0, r"no phantom 'prostat'; did you mean 'prostate'\? There are: .*prostate"),
+        ("prostat", 18, 32, 0, r"no phantom 'prostat'; did you mean 'prostate'\?"),
         ("prostate", 17, 32, 0, r"17 cases are too few; .* ask for 18 or more"),
         ("prostate", 18, 31, 0, r"size 31 is not possible; choose 32 to 1024"),
         ("prostate", 18, 1025, 0, r"size 1025 is not possible; choose 32 to 1024"),

@@ -244,8 +244,8 @@ def test_an_interrupted_command_leaves_nothing(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("kind", "cases", "size", "seed", "sentence"),
     [
-        ("retna", 18, 16, 0, r"no phantom 'retna'; did you mean 'retina'\? There are: .*retina"),
-        ("zebra", 18, 16, 0, r"no phantom 'zebra'; There are: .*retina"),
+        ("retna", 18, 16, 0, r"no phantom 'retna'; did you mean 'retina'\?"),
+        ("zebra", 18, 16, 0, r"no phantom 'zebra'; use one of retina, prostate"),
         ("retina", 17, 16, 0, r"17 cases are too few; .* ask for 18 or more"),
         ("retina", 18, 15, 0, r"size 15 is not possible; choose 16 to 1024"),
         ("retina", 18, 1025, 0, r"size 1025 is not possible; choose 16 to 1024"),

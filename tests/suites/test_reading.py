@@ -33,7 +33,7 @@ def test_settings_may_be_written_quoted_or_as_dotted_keys(tmp_path: Path, federa
 BAD_HEADS = [
     ("", "[suite] methods is required."),
     ("methods = []", "[suite] methods is empty: name at least one."),
-    ('methods = "fedavg"', "[suite] methods = 'fedavg': it must be a list."),
+    ('methods = "fedavg"', "[suite] methods = 'fedavg': it must be a list, for instance"),
     ('methods = ["fedsmm"]', "[suite] methods: there is no method 'fedsmm'; did you mean 'fedsm'?"),
     ('methods = ["fedavg", "fedavg"]', "[suite] methods: 'fedavg' is there twice; keep one."),
     ('methods = ["local", "separate"]', "'separate' is 'local', which is there already"),
