@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -142,7 +143,7 @@ class Office:
         for _ in range(60):
             for other in self.jobs():
                 name = str(other["job_id"])
-                meta = _patiently(lambda name=name: self.session.get_job_meta(name))
+                meta = _patiently(functools.partial(self.session.get_job_meta, name))
                 if meta.get("cloned_from") == job:
                     return name
             time.sleep(1.0)
@@ -200,7 +201,7 @@ def _log_in(kit: Path, seconds: float) -> Session:
     while True:
         try:
             with _quietly():
-                return new_secure_session(OFFICE, str(kit.resolve()), timeout=15.0)
+                return new_secure_session(OFFICE, str(kit.resolve()), timeout=15.0, command_timeout=30.0)
         except Exception as error:
             if time.monotonic() > end:
                 said = f"the server did not let the office in within {seconds:.0f} s: {error}"
