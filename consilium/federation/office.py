@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from consilium.errors import RunError, StudyError, WorkError
@@ -22,6 +24,7 @@ from consilium.federation.supervisor import kit_of
 from consilium.store import read_json
 from consilium.study import Study, with_plan
 
+TRIES = 5
 LAST = ("FINISHED", "FAILED", "ABANDONED")
 
 
@@ -75,8 +78,7 @@ class Office:
     sites: tuple[str, ...]
 
     def connected(self) -> list[str]:
-        with _quietly():
-            return sorted(client.name for client in self.session.get_system_info().client_info)
+        return sorted(client.name for client in _patiently(self.session.get_system_info).client_info)
 
     def wait_for(self, sites: tuple[str, ...], seconds: float) -> None:
         """Until all these sites are connected."""
@@ -99,8 +101,7 @@ class Office:
             return str(self.session.submit_job(str(write_job(study, Path(folder)))))
 
     def state(self, job: str) -> str:
-        with _quietly():
-            return str(self.session.get_job_meta(job).get("status", ""))
+        return str(_patiently(lambda: self.session.get_job_meta(job)).get("status", ""))
 
     def wait(self, job: str, seconds: float = float("inf")) -> str:
         """The state of a job once it is over."""
@@ -115,8 +116,7 @@ class Office:
         return self.state(job).startswith(LAST)
 
     def jobs(self) -> list[Mapping[str, Any]]:
-        with _quietly():
-            return list(self.session.list_jobs())
+        return list(_patiently(self.session.list_jobs))
 
     def journal(self, job: str, after: int = 0) -> list[Mapping[str, Any]]:
         """The events of a run, from number `after` on; of a job that is over, out of its results."""
@@ -142,10 +142,10 @@ class Office:
             return None
         for _ in range(60):
             for other in self.jobs():
-                with _quietly():
-                    meta = self.session.get_job_meta(str(other["job_id"]))
+                name = str(other["job_id"])
+                meta = _patiently(functools.partial(self.session.get_job_meta, name))
                 if meta.get("cloned_from") == job:
-                    return str(other["job_id"])
+                    return name
             time.sleep(1.0)
         raise WorkError(f"job {job} was to go on as a new one, but there is none; `consilium federation resume {job}`.")
 
@@ -201,12 +201,24 @@ def _log_in(kit: Path, seconds: float) -> Session:
     while True:
         try:
             with _quietly():
-                return new_secure_session(OFFICE, str(kit.resolve()), timeout=15.0)
+                return new_secure_session(OFFICE, str(kit.resolve()), timeout=15.0, command_timeout=30.0)
         except Exception as error:
             if time.monotonic() > end:
                 said = f"the server did not let the office in within {seconds:.0f} s: {error}"
                 raise WorkError(f"{said}; is it running, and is this its office's kit?") from error
         time.sleep(1.0)
+
+
+def _patiently(question: Callable[[], Any]) -> Any:
+    """An answer that may be asked for again: a server that is busy or just starting is no reason to give up."""
+    for attempt in range(TRIES):
+        try:
+            with _quietly():
+                return question()
+        except NoConnection as error:
+            if attempt == TRIES - 1:
+                raise WorkError(f"the server cannot be reached: {error}; is it running?") from error
+            time.sleep(2.0)
 
 
 @contextlib.contextmanager
