@@ -303,7 +303,7 @@ def test_every_method_has_models_for_outsiders_or_says_so(name: str, federation:
 def test_refusals_are_sentences(
     run_of: Callable[[str], Path], exported: Callable[[str], Path], federation: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match="is not a run: it has no study.toml"):
+    with pytest.raises(RunError, match=r"is not a run: it has no study\.toml"):
         export_run(federation, tmp_path / "out")
     unfinished = shutil.copytree(run_of("fedavg"), tmp_path / "unfinished")
     (unfinished / "summary.json").unlink()
