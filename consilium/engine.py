@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -44,10 +45,11 @@ class Wire(Protocol):
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
     """Train a study to its end, from wherever its folder stands; returns the summary."""
-    threads = torch.get_num_threads()
+    threads, often = torch.get_num_threads(), gc.get_threshold()
     with folder.locked(), disk_errors(folder.path):
         try:
             torch.set_num_threads(1)  # averaging is bound by memory, and the cores belong to the sites
+            gc.set_threshold(20_000, *often[1:])  # a round leaves few cycles, and looking for them costs the sites time
             return _Run(study, wire, folder).to_the_end()
         except UserError:
             if not folder.begun:
@@ -55,6 +57,7 @@ def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
             raise
         finally:
             torch.set_num_threads(threads)
+            gc.set_threshold(*often)
             wire.close()
 
 
@@ -134,7 +137,7 @@ class _Run:
             replies = self._exchange(server, phase, round, merged, best.merged if best else {})
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
-            server = self.folder.commit(phase, round, server, merged)
+            server = self.folder.commit(round, server, merged, last=(phase, round) == self._last_counting)
             place = {"step": round.step + 1, "steps": round.total}
             self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=_seconds(start))
             best = self._score_if_due(phase, round, server, merged, best)

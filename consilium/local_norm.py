@@ -7,7 +7,7 @@ name taken out of the path, `personal/hk/…` in a release is the `personal/…`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -52,6 +52,10 @@ class LocalNorm:
 
     def kept(self, method: Method) -> type:
         return _kept_type(method.Memory)
+
+    def remembers(self, method: Method) -> bool:
+        """Whether a site has anything to keep from round to round."""
+        return bool(self.names or fields(method.Memory))
 
     def onto(self, packet: Packet, own: Weights | None) -> Packet:
         """An incoming packet with the site's own normalisation in place of the shared one."""

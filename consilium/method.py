@@ -25,10 +25,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
-from consilium.tree import message
+from consilium.tree import hints_of, message
 from consilium.weights import SiteName, Weights
 
 __all__ = ["Best", "GlobalModel", "Method", "PersonalModel", "Phase", "Valid", "away_as", "message", "timeline"]
@@ -133,7 +133,7 @@ def _blank(kind: Any, task: Task) -> Any:
         return simple[kind]()
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"an uplink with {kind}: the method must say in blank() what is expected of it")
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)  # type: ignore[arg-type]
     return kind(**{f.name: _blank(hints[f.name], task) for f in dataclasses.fields(kind)})  # type: ignore[operator]
 
 

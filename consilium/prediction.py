@@ -27,7 +27,7 @@ from consilium.site import Answer, Choice, Predictor, Task
 from consilium.store import MemoryShelf, read_json
 from consilium.study import Study, load_study
 from consilium.tasks.overlap import cleaned
-from consilium.worker import open_released
+from consilium.worker import kept_at, open_released
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor
 def _at_home(folder: RunFolder, study: Study, task: Task, server: Any, site: str, best: Best) -> Predictor:
     """What a site of the run would use: with its own memory, for methods whose personal part never left it."""
     cards = read_json(folder.path / "origin.json")["members"]
-    kept = LocalNorm.of(task, study.local.batchnorm, site).kept(study.method)
-    memory = MemoryShelf(folder.path / "sites" / site / "memory", site).at(best.merged[site], kept)
+    shelf = MemoryShelf(folder.path / "sites" / site / "memory", site)
+    kept = kept_at(shelf, best.merged[site], study.method, LocalNorm.of(task, study.local.batchnorm, site))
     release = study.method.release(server, card_from_json(cards[site]))
-    return study.method.deploy(task, memory.memory if memory else None, release)
+    return study.method.deploy(task, kept.memory if kept else None, release)
 
 
 def open_at_hospital(hospital: Hospital, run: str | None = None) -> tuple[Study, Predictor]:

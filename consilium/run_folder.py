@@ -17,7 +17,7 @@ from typing import Any
 from consilium import __version__, tree
 from consilium.errors import RunError, WorkError, not_a_run
 from consilium.machine import origin
-from consilium.method import Best, Method, Phase, Valid
+from consilium.method import Best, Method, Valid
 from consilium.scores import COLUMNS, Row, read_rows, write_rows
 from consilium.site import Round
 from consilium.store import Store, read_json, write_json
@@ -154,11 +154,14 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------ state
 
-    def commit(self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int]) -> Any:
-        """Make a round last; returns the server as it will be read again, so that going on equals resuming."""
+    def commit(self, round: Round, server: Any, merged: Mapping[SiteName, int], last: bool = False) -> Any:
+        """Make a round last; returns the server as it will be read again, so that going on equals resuming.
+
+        `last`: it is the last of the paper's rounds, whose state is kept beside what later phases make of it.
+        """
         self._states.mkdir(parents=True, exist_ok=True)
         document = self._store.put(server)
-        if phase.counts:
+        if last:
             write_json({"server": document, "merged": dict(merged)}, self._states / "last.json", durable=False)
         write_json({"round": round.index, "merged": dict(merged), "server": document}, self._state_path(round.index))
         if self.study.plan.keep_rounds != "all":

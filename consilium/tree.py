@@ -235,7 +235,7 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
             raise PacketError(f"'{path}' should be a tensor")
         return reader.tensor(path)
     if dataclasses.is_dataclass(hint):
-        hints = _hints(hint)  # type: ignore[arg-type]
+        hints = hints_of(hint)  # type: ignore[arg-type]
         fields = {f.name for f in dataclasses.fields(hint)}
         if set(_check(tree, dict, path)) != fields:
             raise PacketError(f"'{path or 'message'}' should have the fields {sorted(fields)}, not {sorted(tree)}")
@@ -254,7 +254,7 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
     raise TypeError(f"{path}: messages cannot have a field of type {hint}")
 
 
-_hints = lru_cache(get_type_hints)  # the same few messages come again and again
+hints_of = lru_cache(get_type_hints)  # the same few messages come again and again
 
 
 def _check(tree: Any, kind: type, path: str) -> Any:

@@ -56,13 +56,14 @@ class Worker:
         got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
         uplink, memory = self.method.train(self.site, memory, got, head.round)
         reply, own = self.norm.off(flatten(uplink), order, own)
-        # a memory later than the merged one was never merged; the best round's is wanted again at the end
-        wanted = (merged, head.best.get(self.site.card.name, -1))
-        self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), wanted)
+        if self.norm.remembers(self.method):
+            # a memory later than the merged one was never merged; the best round's is wanted again at the end
+            wanted = (merged, head.best.get(self.site.card.name, -1))
+            self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), wanted)
         return stamped(reply, head, self.site.card.name)
 
     def _kept(self, round: int) -> Any | None:
-        return self.shelf.at(round, self.norm.kept(self.method)) if self.member else None
+        return kept_at(self.shelf, round, self.method, self.norm) if self.member else None
 
     def predictor(self, release: Packet, merged: int) -> Predictor:
         """What a release becomes at this site, with its memory."""
@@ -134,10 +135,15 @@ class Worker:
         return open_released(self.method, self.site.task, self.norm, self.place, self.site.card.name)
 
 
+def kept_at(shelf: MemoryShelf, round: int, method: Method, norm: LocalNorm) -> Any | None:
+    """What a site kept in that round; None where there is nothing to keep."""
+    return shelf.at(round, norm.kept(method)) if norm.remembers(method) else None
+
+
 def open_released(method: Method, task: Task, norm: LocalNorm, place: Path, site: SiteName) -> Predictor:
     """What was delivered to a site's folder, with the memory beside it; neither the server nor the data are needed."""
     merged = read_json(place / "release.json")["merged"]
-    kept = MemoryShelf(place / "memory", site).at(merged, norm.kept(method))
+    kept = kept_at(MemoryShelf(place / "memory", site), merged, method, norm)
     return deployed(method, task, norm, kept, tree.read(place / RELEASE))
 
 

@@ -63,15 +63,14 @@ class Segmentation(Task):
             return sum(losses, self.loss(output.main, batch, labels))
         outputs = self.labels if labels is None else tuple(labels)
         known = batch.labels or (self.labels,) * len(batch.truth)
-        total: Tensor | None = None
-        for shown in sorted(set(known)):  # pooled sites may annotate different labels
+        kinds = sorted(set(known))
+        if len(kinds) == 1:
+            return self._loss(output, batch.truth, outputs, kinds[0])
+        parts = []
+        for shown in kinds:  # pooled sites may annotate different labels
             rows = [i for i, one in enumerate(known) if one == shown]
-            some = slice(None) if len(rows) == len(known) else rows
-            part = self._loss(output[some], batch.truth[some], outputs, shown)
-            part = part if len(rows) == len(known) else part * (len(rows) / len(known))
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+            parts.append(self._loss(output[rows], batch.truth[rows], outputs, shown) * (len(rows) / len(known)))
+        return torch.stack(parts).sum()
 
     def _loss(self, output: Tensor, truth: Tensor, outputs: tuple[str, ...], shown: tuple[str, ...]) -> Tensor:
         """The loss of cases that all show the same labels, of a network with these outputs."""
@@ -105,8 +104,12 @@ class Segmentation(Task):
         return self._channels(mask, self.labels)
 
     def _channels(self, mask: Tensor, labels: Sequence[str]) -> Tensor:
-        wanted = [self._values[self.labels.index(label)] for label in labels]
-        return torch.stack([reduce(torch.logical_or, [mask == value for value in values]) for values in wanted], dim=1)
+        return torch.stack([self._where(mask, self._values[self.labels.index(label)]) for label in labels], dim=1)
+
+    def _where(self, mask: Tensor, values: Sequence[int]) -> Tensor:
+        if len(values) == len(self.labels):
+            return mask > 0
+        return reduce(torch.logical_or, [mask == value for value in values])
 
     def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
         if self.overlapping:

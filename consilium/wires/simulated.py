@@ -80,10 +80,12 @@ class SimulatedWire(ABC):
             raise RunError(str(answer["error"]))
         if "error" in answer:
             return Reply(None, answer["seconds"], _reason(answer), answer["memory_mb"])
+        path = self._path(site, "reply")
         try:
-            packet = tree.read(self._path(site, "reply"))
+            packet = tree.read(path)
         except tree.PacketError as error:
             return Reply(None, answer["seconds"], str(error), answer["memory_mb"])
+        path.unlink()  # what is mapped stays; file systems are slow to replace a file, and quick to make a new one
         return Reply(packet, answer["seconds"], "", answer["memory_mb"])
 
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
@@ -105,8 +107,9 @@ class SimulatedWire(ABC):
         written: dict[int, Path] = {}  # sites that are sent the same packet read the same file
         for name, packet in packets.items():
             if id(packet) not in written:
-                written[id(packet)] = self._path(name, "order")
-                tree.write(packet, written[id(packet)])
+                written[id(packet)] = path = self._path(name, "order")
+                path.unlink(missing_ok=True)
+                tree.write(packet, path)
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
         return self.ask({name: self._request(do, name, head, written[id(packets[name])]) for name in names})

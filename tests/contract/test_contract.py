@@ -183,7 +183,7 @@ def test_a_redelivered_order_changes_nothing(name: str, federation: Path, tmp_pa
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
     first, second = (tree.to_bytes(worker.train(order, stage.head(1, 0))) for _ in range(2))
     assert first == second
-    assert worker.shelf.rounds() == [0, 1]
+    assert worker.shelf.rounds() == ([0, 1] if worker.norm.remembers(stage.method) else [])
 
 
 @every_method

@@ -41,7 +41,7 @@ def test_a_stop_right_after_the_first_commit_can_be_resumed(federation: Path, tm
 
 
 def test_what_a_killed_process_was_writing_is_swept(federation: Path, tmp_path: Path) -> None:
-    folder = stopped(toy_study(federation), tmp_path / "runs")
+    folder = stopped(toy_study(federation, "scaffold"), tmp_path / "runs")
     places = ("store", "server", "sites/ada/memory")
     drafts = [folder / place / f".{name}.4711" for place in places for name in ("0123abcd.safetensors", "00001.json")]
     for draft in drafts:

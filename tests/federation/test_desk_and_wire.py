@@ -282,7 +282,7 @@ def test_a_full_disk_is_one_word(
         put(shelf, round, *rest)
 
     monkeypatch.setattr(MemoryShelf, "put", full)
-    folder = deploy(toy_study(federation), hospitals, tmp_path / "server")
+    folder = deploy(toy_study(federation, "scaffold"), hospitals, tmp_path / "server")
     (event,) = events(folder, "lost")
     assert event["why"] == "its disk is full or cannot be written"
     assert "/secret/place" in (Path(hospitals["bea"].memory) / "errors.log").read_text()
