@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -45,11 +44,10 @@ class Wire(Protocol):
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
     """Train a study to its end, from wherever its folder stands; returns the summary."""
-    threads, often = torch.get_num_threads(), gc.get_threshold()
+    threads = torch.get_num_threads()
     with folder.locked(), disk_errors(folder.path):
         try:
             torch.set_num_threads(1)  # averaging is bound by memory, and the cores belong to the sites
-            gc.set_threshold(20_000, *often[1:])  # a round leaves few cycles, and looking for them costs the sites time
             return _Run(study, wire, folder).to_the_end()
         except UserError:
             if not folder.begun:
@@ -57,7 +55,6 @@ def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
             raise
         finally:
             torch.set_num_threads(threads)
-            gc.set_threshold(*often)
             wire.close()
 
 

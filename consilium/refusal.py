@@ -85,6 +85,7 @@ def _weights_fault(weights: Weights, like: Weights, path: str) -> str:
     for name, tensor in weights.items():
         if fault := _tensor_fault(tensor, like[name], f"{path}/{name}", "the study's network has {}"):
             return fault
+        weights.forget(name)
     return ""
 
 

@@ -135,6 +135,9 @@ class _Part(Mapping[str, Tensor]):
             raise KeyError(name)
         return self._packet.get(f"{self._path}/{name}")
 
+    def forget(self, name: str) -> None:
+        self._packet.forget(f"{self._path}/{name}")
+
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
@@ -180,6 +183,10 @@ class _Reader:
         shape = self._masks[path]
         bits = np.unpackbits(tensor.numpy(), count=math.prod(shape))
         return torch.from_numpy(bits.astype(bool).reshape(shape))
+
+    def forget(self, path: str) -> None:
+        if isinstance(self._tensors, _FileTensors):
+            self._tensors.forget(path)
 
 
 def unflatten(packet: Packet, kind: type[T]) -> T:
@@ -381,6 +388,13 @@ class _FileTensors(Mapping[str, Tensor]):
         if start % kind.itemsize:  # a number may not lie across the places for numbers
             return torch.frombuffer(bytearray(self._map[start:end]), dtype=kind).view(shape)
         return torch.frombuffer(self._map, dtype=kind, count=count, offset=start).view(shape)
+
+    def forget(self, name: str) -> None:
+        """Give the pages of a large tensor back to the system; its view stays good and is read again when needed."""
+        start, end = (self._start + offset for offset in self._table[name]["data_offsets"])
+        start += -start % mmap.PAGESIZE  # whole pages only
+        if end - start >= SMALL:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def __contains__(self, name: object) -> bool:
         return name in self._views

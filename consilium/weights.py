@@ -6,11 +6,19 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 SiteName = str
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """Tensors that need no memory while nobody looks at them."""
+
+    def forget(self, name: str) -> None: ...
 
 
 class Weights(Mapping[str, Tensor]):
@@ -36,6 +44,11 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
+
+    def forget(self, name: str) -> None:
+        """Where a tensor lies in a file, its memory may go until it is asked for again."""
+        if isinstance(self._tensors, Forgetful):
+            self._tensors.forget(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -141,5 +154,7 @@ def mean(weights: Mapping[SiteName, Weights], shares: Mapping[SiteName, float]) 
         total = tensor * models[0][0]
         for share, model in models[1:]:
             total.add_(model[key], alpha=share)
+        for _, model in models:
+            model.forget(key)
         averaged[key] = total
     return Weights.over(averaged)

@@ -29,7 +29,6 @@ def main() -> None:
     from consilium.wires.answering import Hospitals
 
     gc.freeze()  # modules and classes live as long as the process: do not look through them again and again
-    gc.set_threshold(20_000, 10, 10)  # a step leaves few cycles behind, and looking for them takes time from it
     hospitals = Hospitals()
     while True:
         answers.write(json.dumps(hospitals.answer(json.loads(lines.get()))) + "\n")

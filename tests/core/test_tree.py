@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,25 @@ def test_masks_take_an_eighth_of_their_bytes(count: int) -> None:
     packet = flatten(Small(Weights({"mask": mask}), 0))
     assert packet.tensors["global/mask"].numel() == -(-count // 8)
     assert unflatten(packet, Small).global_["mask"].equal(mask)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux tells about mapped files")
+def test_forgotten_tensors_of_a_file_take_no_memory_and_come_back(tmp_path: Path) -> None:
+    def mapped() -> int:
+        smaps = Path("/proc/self/smaps").read_text().split("VmFlags")
+        here = [area for area in smaps if str(tmp_path) in area]
+        return sum(int(line.split()[1]) for area in here for line in area.splitlines() if line.startswith("Rss:"))
+
+    large = torch.arange(1 << 20, dtype=torch.float32)
+    tree.save(Inner(0.0, Weights({"large": large, "small": torch.ones(3)})), tmp_path / "x")
+    weights = tree.load(tmp_path / "x", Inner).weights
+    view = weights["large"]
+    assert torch.equal(view, large)
+    before = mapped()
+    weights.forget("large")
+    after = mapped()
+    assert torch.equal(view, large)
+    assert before - after > 4000, f"{before} and {after} kB"
 
 
 def test_global_is_written_without_its_underscore() -> None:
