@@ -33,7 +33,7 @@ class Setting:
 SETTINGS = (
     Setting("the 2-D U-Net, batch 8 of 128 × 128", lambda: UNet().build(2, 1, LABELS), (8, 1, 128, 128), 3),
     Setting("the plain 3-D U-Net, batch 2 of 32 × 64 × 64",
-            lambda: PlainUNet(widths=(16, 32, 64, 128), supervised=False).build(3, 1, LABELS), (2, 1, 32, 64, 64), 1),
+            lambda: PlainUNet(widths=(16, 32, 64, 128), supervision=()).build(3, 1, LABELS), (2, 1, 32, 64, 64), 1),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How curved is the loss where a model lies? Eigenvalues, trace and spectrum of its Hessian (table 4, figure 10 of UFPS).
+"""How curved is the loss where a model lies? Eigenvalues, trace, spectrum of its Hessian: table 4, figure 10 of UFPS.
 
 Nothing is approximated but by sampling: products of the Hessian with a vector are exact (a second backward pass), the
 largest eigenvalues come from ARPACK, trace and spectrum from Lanczos runs started at random signs (Ghorbani et al.,

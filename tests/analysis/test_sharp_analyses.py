@@ -80,7 +80,8 @@ def test_landscape_hessian_and_steepness_of_runs(finished: Mapping[str, Path], t
     runs = [finished["fedavg"], finished["local"]]
     files = analyse(runs, ["landscape", "hessian", "steepness"], tmp_path, Options(points=3, cases=2, site="bea"))
     assert {path.name for path in files if path.suffix == ".svg"} == {"landscape.svg", "hessian.svg", "steepness.svg"}
-    facts = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("landscape", "hessian", "steepness")}
+    names = ("landscape", "hessian", "steepness")
+    facts = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
     for found in facts.values():
         assert set(found["sites"]["bea"]) == {"FedAvg", "Local"}
     curved = facts["hessian"]["sites"]["bea"]["FedAvg"]
