@@ -23,7 +23,7 @@ from consilium.analysis.probing import mean_loss, models_at, network_of, trainin
 from consilium.errors import RunError
 from consilium.randomness import numpy_generator
 from consilium.site import Batch, Task
-from consilium.weights import SiteName, Weights
+from consilium.weights import SiteName
 
 Vector = NDArray[np.float64]
 Times = Callable[[Vector], Vector]

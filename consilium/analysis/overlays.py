@@ -1,4 +1,4 @@
-"""What models draw, in the colours of the organs: a slice, and whole volumes seen from the front (UFPS, figures 11, 12)."""
+"""What models draw, in the colours of the organs: a slice, and volumes seen from the front (UFPS, figures 11, 12)."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from consilium.reports import drawings
 from consilium.reports.drawings import Overlay
 from consilium.reports.findings import findings
 from consilium.reports.grouping import Group, groups, once
-from consilium.reports.reading import RunView, flat, settings
 from consilium.reports.labels import label_tables, site_tables
+from consilium.reports.reading import RunView, flat, settings
 from consilium.reports.tables import (
     SITE_MEAN,
     Comparison,
