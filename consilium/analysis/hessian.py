@@ -81,7 +81,7 @@ def products(task: Task, network: nn.Module, batches: Sequence[Batch]) -> tuple[
     def times(vector: Vector) -> Vector:
         first = parameters[0]
         flat = torch.from_numpy(np.ascontiguousarray(vector)).to(first.device, first.dtype)
-        parts = [part.view(parameter.shape) for part, parameter in zip(flat.split(sizes), parameters)]
+        parts = [part.view(parameter.shape) for part, parameter in zip(torch.split(flat, sizes), parameters)]
         result = np.zeros(len(vector))
         for batch in batches:
             loss = mean_loss(task, network, [batch])

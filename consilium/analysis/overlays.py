@@ -120,19 +120,19 @@ def _grid(found: Sequence[Shown], labels: Sequence[str], draw: Any) -> Figure:
         return figure
 
 
-def _busiest(one: Shown) -> tuple[int, ...]:
+def _busiest(one: Shown) -> int | None:
     """Of a volume, the slice where most labels are, and of those the one with the largest."""
     if not one.volume:
-        return ()
+        return None
     size = one.truth.sum((2, 3))
-    return (int(np.lexsort((size.sum(0), (size > 0).sum(0)))[-1]),)
+    return int(np.lexsort((size.sum(0), (size > 0).sum(0)))[-1])
 
 
-def _over(axes: Axes, one: Shown, masks: Masks | None, place: tuple[int, ...]) -> None:
-    plane = one.image[(slice(None), *place)]
+def _over(axes: Axes, one: Shown, masks: Masks | None, z: int | None) -> None:
+    plane = one.image if z is None else one.image[:, z]
     axes.imshow(as_picture(np.moveaxis(plane, 0, -1) if len(plane) == 3 else plane[0]), cmap="gray", vmin=0, vmax=1)
     if masks is not None:
-        axes.imshow(_coloured(masks[(slice(None), *place)].astype(float) * 0.55))
+        axes.imshow(_coloured(0.55 * (masks if z is None else masks[:, z]).astype(float)))
 
 
 def _projected(axes: Axes, one: Shown, masks: Masks | None) -> None:

@@ -42,7 +42,7 @@ def gin(image: Tensor, generator: torch.Generator) -> Tensor:
         shift = torch.randn(wide, generator=generator)
         passed = convolve(passed, kernel.to(image.device), shift.to(image.device), padding=side // 2)
     mixed = torch.lerp(image, passed[0], float(torch.rand((), generator=generator)))
-    return mixed * (image.norm() / mixed.norm().clamp_min(1e-12))
+    return mixed.mul_(image.norm() / mixed.norm().clamp_min(1e-12))
 
 
 def field(shape: torch.Size, generator: torch.Generator) -> Tensor:
