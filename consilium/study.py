@@ -95,18 +95,13 @@ class Study:
     network: Network
     local: Local
     method_name: str
-    chosen: Method
-    release: Release
+    method: Method  # as it runs: `Averaged` where the study averages releases
     facts: Facts
+    release: Release = field(default_factory=Release)
 
     @cached_property
     def task(self) -> Task:
         return build_task(self.task_fields, self.network, self.seen, self.plan.seed)
-
-    @cached_property
-    def method(self) -> Method:
-        """The method as it runs: the chosen one, with its releases averaged if the study says so."""
-        return Averaged(self.chosen, self.release) if self.release.swa_from else self.chosen
 
     @property
     def seen(self) -> Facts:
@@ -128,6 +123,7 @@ class Study:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The complete study as TOML tables, every default written out."""
+        method = self.method.inner if isinstance(self.method, Averaged) else self.method
         release = {"release": plain(self.release)} if self.release.swa_from else {}  # older runs keep their hash
         return {
             "study": plain(self.plan),
@@ -135,7 +131,7 @@ class Study:
             "preprocess": plain(self.preprocess),
             "task": {**plain(self.task_fields), **plain(self.network)},
             "local": plain(self.local),
-            "method": {"name": self.method_name, **plain(self.chosen)},
+            "method": {"name": self.method_name, **plain(method)},
             **release,
             "facts": plain(self.facts),
         }
@@ -216,7 +212,8 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
     release = fill(Release, tables.get("release", {}), "release")
     if release.swa_from:
         check_averaging(method)
-    return Study(plan, data, preprocess, task_fields, network, local, name, method, release, facts)
+        method = Averaged(method, release)
+    return Study(plan, data, preprocess, task_fields, network, local, name, method, facts, release)
 
 
 def _seen(facts: Facts, preprocess: Preprocess) -> Facts:
