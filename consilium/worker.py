@@ -50,7 +50,7 @@ class Worker:
         """Answer an order; a lost or repeated order leaves no other trace than this round's memory."""
         torch.set_num_threads(self.site.local.threads)
         merged = head.merged[self.site.card.name]
-        kept = self._kept(merged)
+        kept = self.kept(merged)
         memory = kept.memory if kept else self.method.remember(self.site)
         own = kept.norm if kept else None
         got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
@@ -62,12 +62,13 @@ class Worker:
             self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), wanted)
         return stamped(reply, head, self.site.card.name)
 
-    def _kept(self, round: int) -> Any | None:
+    def kept(self, round: int) -> Any | None:
+        """The memory of that round, where there is one."""
         return kept_at(self.shelf, round, self.method, self.norm) if self.member else None
 
     def predictor(self, release: Packet, merged: int) -> Predictor:
         """What a release becomes at this site, with its memory."""
-        return deployed(self.method, self.site.task, self.norm, self._kept(merged), release)
+        return deployed(self.method, self.site.task, self.norm, self.kept(merged), release)
 
     def score(self, release: Packet, head: Envelope) -> list[Row]:
         """Every model of the release on this site's validation and test cases."""

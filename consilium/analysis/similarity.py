@@ -85,7 +85,7 @@ def after_a_round(run: OpenRun, site: SiteName, cases: int, say: Callable[[str],
     for name in run.members:
         say(f"one more round at {name}")
         worker = run.worker(name)
-        kept = worker.shelf.at(run.merged.get(name, -1), worker.norm.kept(method))
+        kept = worker.kept(run.merged.get(name, -1))
         memory = kept.memory if kept else method.remember(worker.site)
         uplink, _ = method.train(worker.site, memory, method.send(run.server, run.roster[name], round), round)
         if getattr(uplink, "global_", None) is None:
