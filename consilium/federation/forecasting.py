@@ -49,6 +49,8 @@ class Forecast:
                 f"{phase}: {count} round{'s' if count > 1 else ''}, per round and site {_size(down)} down, "
                 f"{_size(up)} up; {seconds:.1f} s at {mbit:g} Mbit/s"
             )
+        largest = max((exchange.down + exchange.up for exchange in self.exchanges), default=0)
+        yield f"memory for messages: at most {_size(largest)} at a site, {_size(largest * self.sites)} at the server"
         scoring = self.release * self.scorings
         yield f"scores: {self.scorings} times a release of {_size(self.release)} down per site"
         total = self.down + self.up + scoring
