@@ -16,6 +16,7 @@ from consilium import engine, simulation, tree
 from consilium.envelope import Envelope
 from consilium.errors import StudyError, WorkError
 from consilium.federation.desk import Desk
+from consilium.federation.forecasting import forecast_study
 from consilium.federation.hospital import Hospital, Limits, read_hospital
 from consilium.federation.office import for_federation
 from consilium.prediction import open_at_hospital
@@ -118,6 +119,58 @@ def test_everything_that_left_is_written_down(hospitals: dict[str, Hospital], fe
     assert [line["what"] for line in left].count("train") == 3
     assert min(sent) >= min(event["bytes_up"] for event in events(folder, "train"))
     assert all(len(line["sha256"]) == 64 for line in left)
+
+
+# ------------------------------------------------------------------------------------ how much is sent
+
+
+def test_a_core_nobody_updated_is_not_sent_again(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, "apple", study__rounds=5, study__score_every=5, study__away={"cid": [2, 3]})
+    folder = deploy(study, hospitals, tmp_path / "server")
+    own = {e["round"]: e["bytes_down"] for e in events(folder, "train") if e["site"] == "ada"}
+    core = next(e["bytes_up"] for e in events(folder, "train"))
+    assert own[1] < 1000  # the first cores come from the seed
+    assert own[2] == pytest.approx(2 * core, rel=0.1)
+    assert own[3] == own[4] == pytest.approx(core, rel=0.15)  # bea's; cid's is the one of round 2
+    assert own[5] == pytest.approx(2 * core, rel=0.1)
+    simulated = simulation.run(study, tmp_path / "simulated", workers=0).folder
+    assert (folder.path / "last.safetensors").read_bytes() == (simulated / "last.safetensors").read_bytes()
+
+
+def test_a_site_that_lost_what_it_held_is_sent_all_of_it(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, "apple", study__rounds=6, study__score_every=6, study__away={"cid": [2, 3, 4, 5]})
+    line: list[Direct] = []
+
+    def forgets(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        if site == "ada" and request["do"] == "train" and request["head"]["round"]["index"] == 2:
+            line[0].desks["ada"]._held.clear()
+        return answer
+
+    travelling = for_federation(study, tuple(SIZES))
+    folder = RunFolder.create(travelling, tmp_path / "server")
+    line.append(Direct(travelling, hospitals, forgets))
+    engine.run(travelling, FlareWire(travelling, folder, line[0]), folder)
+    (lost,) = events(folder, "lost")
+    assert (lost["site"], lost["round"], lost["why"]) == ("ada", 4, "the message was damaged on its way")
+    own = {e["round"]: e["bytes_down"] for e in events(folder, "train") if e["site"] == "ada"}
+    assert own[5] > 1.5 * own[3]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedsm", "apple", "fedfomo"])
+def test_the_forecast_is_what_the_journal_counts(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, method: str
+) -> None:
+    study = toy_study(federation, method)
+    folder = deploy(study, hospitals, tmp_path / "server")
+    foreseen = forecast_study(study)
+    for site in SIZES:
+        own = [event for event in events(folder, "train") if event["site"] == site]
+        assert sum(event["bytes_down"] for event in own) == pytest.approx(foreseen.down, rel=0.05)
+        assert sum(event["bytes_up"] for event in own) == pytest.approx(foreseen.up, rel=0.05)
 
 
 # ------------------------------------------------------------------------------------ answers that cannot be used
