@@ -116,11 +116,12 @@ def large_messages(folder: Path, repeats: int) -> list[Measured]:
         job = office.submit(study)
         peak = 0
         while not office.over(job):
-            children = psutil.Process(local.processes["server"].pid).children(recursive=True)
+            server = psutil.Process(local.processes["server"].pid)
+            pids = [server.pid, *(child.pid for child in server.children(recursive=True))]
             end = time.monotonic() + 2.0
             while time.monotonic() < end:
                 with contextlib.suppress(OSError):  # a process that has ended
-                    peak = max([peak, *(anonymous(child.pid) for child in children)])
+                    peak = max(peak, sum(map(anonymous, pids)))
                 time.sleep(0.02)
         outcome = office.outcome(job)
         if outcome["state"] != "finished":

@@ -25,6 +25,10 @@ from consilium.errors import DataError, StudyError
 
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"  # the class of a DICOM SEG
+_NO_IMAGES = (  # beginnings of the classes of files that lie beside images: indices, reports, displays, regions, plans
+    *("1.2.840.10008.1.3.10", "1.2.840.10008.5.1.4.1.1.88.", "1.2.840.10008.5.1.4.1.1.11."),
+    *("1.2.840.10008.5.1.4.1.1.66", "1.2.840.10008.5.1.4.1.1.104.", "1.2.840.10008.5.1.4.1.1.481.3"),
+)
 _MARK = b"DICM"  # at byte 128 of every DICOM file
 _SLACK = 0.05  # mm by which a slice may lie off its place
 
@@ -45,7 +49,6 @@ class _Slice:
 
     path: Path
     series: str
-    kind: str  # its SOP class
     size: tuple[int, ...]
     spacing: tuple[float, ...]
     origin: NDArray[np.float64]
@@ -70,7 +73,7 @@ def is_dicom(path: Path) -> bool:
 
 
 def series_in(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """The DICOM files directly in a folder by series, SEGs left out; links are not followed."""
+    """The DICOM images directly in a folder by series; links are not followed."""
     stamp = tuple(sorted((e.name, e.stat().st_mtime_ns) for e in os.scandir(folder) if e.is_file(follow_symlinks=False)))
     return _series_in(folder, stamp)
 
@@ -79,10 +82,9 @@ def series_in(folder: Path) -> dict[str, tuple[Path, ...]]:
 def _series_in(folder: Path, stamp: tuple[tuple[str, int], ...]) -> dict[str, tuple[Path, ...]]:
     found: dict[str, list[Path]] = {}
     for name, _ in stamp:
-        if is_dicom(folder / name) or name.lower().endswith(DICOM_SUFFIXES):  # old files lack the mark
-            slice_ = _header(folder / name)
-            if slice_.kind != SEGMENTATION:
-                found.setdefault(slice_.series, []).append(folder / name)
+        path = folder / name
+        if (is_dicom(path) or name.lower().endswith(DICOM_SUFFIXES)) and not _kind(path).startswith(_NO_IMAGES):
+            found.setdefault(_header(path).series, []).append(path)  # old files lack the mark
     return {uid: tuple(paths) for uid, paths in sorted(found.items())}
 
 
@@ -154,10 +156,8 @@ def _header(path: Path) -> _Slice:
         raise DataError(f"{path.name} cannot be read (damaged, or a DICOM file without pixels).") from error
     tags = {key: reader.GetMetaData(key).strip().strip("\0") for key in reader.GetMetaDataKeys()}
     turn = np.reshape(reader.GetDirection()[:9], (3, 3)) if reader.GetDimension() == 3 else np.eye(3)
-    return _Slice(
-        path, tags.get("0020|000e", ""), tags.get("0008|0016", ""), tuple(reader.GetSize()), tuple(reader.GetSpacing()),
-        np.asarray(reader.GetOrigin(), dtype=np.float64), turn, tags,
-    )  # fmt: skip
+    place = np.asarray(reader.GetOrigin(), dtype=np.float64)
+    return _Slice(path, tags.get("0020|000e", ""), tuple(reader.GetSize()), tuple(reader.GetSpacing()), place, turn, tags)
 
 
 def _itk_reader(path: Path) -> Any:
@@ -203,12 +203,26 @@ def is_slice(path: Path) -> bool:
     """Whether a file is one of a series: a DICOM image of one frame."""
     if not (is_dicom(path) or path.name.lower().endswith(DICOM_SUFFIXES)):
         return False
-    header = _header(path)
-    return header.kind != SEGMENTATION and header.size[2:] in ((), (1,))
+    return not _kind(path).startswith(_NO_IMAGES) and _header(path).size[2] == 1
 
 
 def is_segmentation(path: Path) -> bool:
-    return path.is_file() and is_dicom(path) and _header(path).kind == SEGMENTATION
+    return path.is_file() and _kind(path) == SEGMENTATION
+
+
+def _kind(path: Path) -> str:
+    """The class of a DICOM file, from the few elements at its beginning; "" in an old file that has none."""
+    with path.open("rb") as file:
+        block = file.read(2048)
+    at = 132 if block[128:132] == _MARK else len(block)
+    while at + 8 <= len(block) and block[at : at + 2] == b"\x02\0":  # group 2: always explicit, little-endian
+        long = block[at + 4 : at + 6] in (b"OB", b"UN")
+        size = int.from_bytes(block[at + 8 : at + 12] if long else block[at + 6 : at + 8], "little")
+        start = at + (12 if long else 8)
+        if block[at + 2 : at + 4] == b"\x02\0":
+            return block[start : start + size].decode("ascii", "replace").rstrip("\0 ")
+        at = start + size
+    return ""
 
 
 def write_segmentation(
