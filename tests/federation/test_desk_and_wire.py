@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from consilium import engine, simulation, tree
 from consilium.envelope import Envelope
 from consilium.errors import StudyError, WorkError
+from consilium.export.exporting import export_delivered
 from consilium.federation.desk import Desk
 from consilium.federation.forecasting import forecast_study
 from consilium.federation.hospital import Hospital, Limits, read_hospital
@@ -93,6 +95,18 @@ def test_a_hospital_predicts_offline_with_the_part_that_never_left(
     _, expected = open_predictor(simulated, "bea")
     images = torch.rand((2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
     assert torch.equal(predictor.answer(images).output, expected.answer(images).output)
+
+
+def test_a_hospital_exports_the_model_that_never_left(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    deploy(toy_study(federation, "apple"), hospitals, tmp_path / "server")
+    study, predictor = open_at_hospital(replace(hospitals["bea"], data="nowhere"))
+    done = export_delivered(study, predictor, tmp_path / "model", check=False)
+    assert done.models == ("personal_bea",)
+    kept = load_file(tmp_path / "model" / "personal_bea" / "models" / "model.safetensors")
+    own: Any = predictor
+    assert sorted(t.sum().item() for t in kept.values()) == sorted(t.sum().item() for t in own.weights.values())
 
 
 def test_no_case_name_leaves(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:

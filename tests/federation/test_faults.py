@@ -59,6 +59,22 @@ def test_a_killed_server_goes_on(running: Running, federation: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_stopped_run_goes_on(running: Running, federation: Path, tmp_path: Path) -> None:
+    study = toy_study(
+        federation, "apfl", study__name="stopped", study__rounds=25, study__score_every=25, study__deadline=60.0
+    )
+    job = running.office.submit(study)
+    running.wait_for_round(study, 4)
+    running.office.stop(job)
+    running.office.wait(job, PATIENCE)
+    done = max(e["round"] for e in running.events(study) if e["event"] == "round")
+    assert done < 25
+    running.office.resume(job)
+    assert digest(running.finished(study)) == digest(simulation.run(study, tmp_path, workers=0).folder)
+    assert sum(e["event"] == "round" and e["round"] == done for e in running.events(study)) == 1
+
+
+@pytest.mark.slow
 def test_the_rounds_go_on_without_a_killed_site(running: Running, federation: Path, tmp_path: Path) -> None:
     """Nobody restarts it: one round waits until its deadline, later ones do not; then it comes back with its memory."""
     study = toy_study(
