@@ -148,7 +148,10 @@ def leaving(study: Study) -> str:
         times = f"{phase.rounds} rounds, each" if phase.rounds > 1 else "1 round"
         lines += _section(
             f"{phase.name} ({times} {size_text(sum(sizes.values()))})",
-            [f"  {name}".ljust(24) + f"{size_text(size)}".rjust(10) + f"  {notes[name]}" for name, size in sizes.items()],
+            [
+                f"  {name}".ljust(24) + f"{size_text(size)}".rjust(10) + f"  {notes[name]}"
+                for name, size in sizes.items()
+            ],
         )
     return "\n".join(lines)
 

@@ -119,7 +119,9 @@ def predict_with(
 ) -> list[Prediction]:
     """Predict with a model at hand."""
     facts = study.facts
-    paths = [p for path in _found(images, facts.dimensions) for p in pictures_in(path, facts.dimensions, facts.channels)]
+    paths = [
+        p for path in _found(images, facts.dimensions) for p in pictures_in(path, facts.dimensions, facts.channels)
+    ]
     if facts.task == "segmentation" and any(map(holds_dicom, paths)):
         require_dicom()  # before hours of work, not after
     predictions, faults = [], []

@@ -74,7 +74,9 @@ def is_dicom(path: Path) -> bool:
 
 def series_in(folder: Path) -> dict[str, tuple[Path, ...]]:
     """The DICOM images directly in a folder by series; links are not followed."""
-    stamp = tuple(sorted((e.name, e.stat().st_mtime_ns) for e in os.scandir(folder) if e.is_file(follow_symlinks=False)))
+    stamp = tuple(
+        sorted((e.name, e.stat().st_mtime_ns) for e in os.scandir(folder) if e.is_file(follow_symlinks=False))
+    )
     return _series_in(folder, stamp)
 
 
@@ -99,7 +101,9 @@ def dicom_files(path: Path) -> tuple[Path, ...]:
     if uid and uid not in series:
         raise DataError(f"there is no series {uid} in it; it has {', '.join(series)}.")
     if not uid and len(series) > 1:
-        raise DataError(f"holds {len(series)} series; give each a folder, or write '{folder.name}#{next(iter(series))}'.")
+        raise DataError(
+            f"holds {len(series)} series; give each a folder, or write '{folder.name}#{next(iter(series))}'."
+        )
     return series[uid or next(iter(series))]
 
 
@@ -157,7 +161,9 @@ def _header(path: Path) -> _Slice:
     tags = {key: reader.GetMetaData(key).strip().strip("\0") for key in reader.GetMetaDataKeys()}
     turn = np.reshape(reader.GetDirection()[:9], (3, 3)) if reader.GetDimension() == 3 else np.eye(3)
     place = np.asarray(reader.GetOrigin(), dtype=np.float64)
-    return _Slice(path, tags.get("0020|000e", ""), tuple(reader.GetSize()), tuple(reader.GetSpacing()), place, turn, tags)
+    return _Slice(
+        path, tags.get("0020|000e", ""), tuple(reader.GetSize()), tuple(reader.GetSpacing()), place, turn, tags
+    )
 
 
 def _itk_reader(path: Path) -> Any:
@@ -238,7 +244,9 @@ def write_segmentation(
     ordered = _stacked(slices)[0] if len(slices) > 1 else slices
     frames = mask if mask.ndim == 3 else mask[None]
     values = {label: value for value, label in enumerate(labels, start=1)}
-    regions = [np.isin(frames, [values[label], *(values[inner] for inner in inside.get(label, ()))]) for label in labels]
+    regions = [
+        np.isin(frames, [values[label], *(values[inner] for inner in inside.get(label, ()))]) for label in labels
+    ]
     algorithm = highdicom.AlgorithmIdentificationSequence("consilium", codes.DCM.ArtificialIntelligence, __version__)
     parts = [
         highdicom.seg.SegmentDescription(

@@ -50,7 +50,8 @@ class Forecast:
                 f"{size_text(up)} up; {seconds:.1f} s at {mbit:g} Mbit/s"
             )
         largest = max((exchange.down + exchange.up for exchange in self.exchanges), default=0)
-        yield f"memory for messages: at most {size_text(largest)} at a site, {size_text(largest * self.sites)} at the server"
+        both = f"{size_text(largest)} at a site, {size_text(largest * self.sites)} at the server"
+        yield f"memory for messages: at most {both}"
         scoring = self.release * self.scorings
         yield f"scores: {self.scorings} times a release of {size_text(self.release)} down per site"
         total = self.down + self.up + scoring

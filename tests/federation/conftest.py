@@ -67,7 +67,11 @@ class Running:
         arguments, variables = prepare(self.local.kits[name], "site", self.local.hospital(name))
         if odd:
             hooks = str(Path(__file__).parent / "hooks")
-            variables = {**variables, "CONSILIUM_ODD": odd, "PYTHONPATH": f"{hooks}{os.pathsep}{variables['PYTHONPATH']}"}
+            variables = {
+                **variables,
+                "CONSILIUM_ODD": odd,
+                "PYTHONPATH": f"{hooks}{os.pathsep}{variables['PYTHONPATH']}",
+            }
         self.local.processes[name] = start(self.local.kits[name], arguments, variables)
         self.wait_until(lambda: name in self.connected(), f"{name} to connect")
 

@@ -57,7 +57,6 @@ def test_a_killed_server_goes_on(running: Running, federation: Path, tmp_path: P
     assert digest(run) == digest(simulation.run(study, tmp_path, workers=0).folder)
 
 
-
 @pytest.mark.slow
 def test_a_stopped_run_goes_on(running: Running, federation: Path, tmp_path: Path) -> None:
     study = toy_study(
@@ -118,7 +117,7 @@ def test_fewer_than_min_sites_stop_the_run_until_they_are_back(
 
 @pytest.mark.slow
 def test_what_a_spoiled_site_sends_is_left_out(running: Running, federation: Path, tmp_path: Path) -> None:
-    """NaN, a wrong shape, an old round, another run, cut short, too large, no packet at all; each before an old answer."""
+    """NaN, a wrong shape, an old round, another run, cut short, too large, no packet; each after an old answer."""
     rounds = len(SPOILS) + 2
     study = toy_study(
         federation, "scaffold", study__name="spoiled", study__rounds=rounds, study__score_every=rounds,
