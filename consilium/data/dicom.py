@@ -30,6 +30,7 @@ _NO_IMAGES = (  # beginnings of the classes of files that lie beside images: ind
     *("1.2.840.10008.5.1.4.1.1.66", "1.2.840.10008.5.1.4.1.1.104.", "1.2.840.10008.5.1.4.1.1.481.3"),
 )
 _MARK = b"DICM"  # at byte 128 of every DICOM file
+_SERIES = "0020|000e"  # SeriesInstanceUID
 _SLACK = 0.05  # mm by which a slice may lie off its place
 
 
@@ -53,7 +54,6 @@ class _Slice:
     spacing: tuple[float, ...]
     origin: NDArray[np.float64]
     direction: NDArray[np.float64]  # columns: along x, y, z
-    tags: Mapping[str, str]
 
 
 def series_of(path: Path) -> tuple[Path, str]:
@@ -158,12 +158,10 @@ def _header(path: Path) -> _Slice:
         reader.ReadImageInformation()
     except RuntimeError as error:
         raise DataError(f"{path.name} cannot be read (damaged, or a DICOM file without pixels).") from error
-    tags = {key: reader.GetMetaData(key).strip().strip("\0") for key in reader.GetMetaDataKeys()}
+    series = reader.GetMetaData(_SERIES).strip(" \0") if reader.HasMetaDataKey(_SERIES) else ""
     turn = np.reshape(reader.GetDirection()[:9], (3, 3)) if reader.GetDimension() == 3 else np.eye(3)
     place = np.asarray(reader.GetOrigin(), dtype=np.float64)
-    return _Slice(
-        path, tags.get("0020|000e", ""), tuple(reader.GetSize()), tuple(reader.GetSpacing()), place, turn, tags
-    )
+    return _Slice(path, series, tuple(reader.GetSize()), tuple(reader.GetSpacing()), place, turn)
 
 
 def _itk_reader(path: Path) -> Any:
@@ -176,24 +174,14 @@ def _itk_reader(path: Path) -> Any:
 
 
 def _pixels(slice_: _Slice) -> NDArray[Any]:
-    """(channels, z, y, x); bright is dense, also where the file says that low values are shown bright."""
+    """(channels, z, y, x), rescaled; GDCM turns what the file says is shown bright where it is low (MONOCHROME1)."""
     import SimpleITK
 
     image = _itk_reader(slice_.path).Execute()
     array: NDArray[Any] = SimpleITK.GetArrayFromImage(image)
     if image.GetNumberOfComponentsPerPixel() > 1:
         return np.moveaxis(array, -1, 0)
-    if slice_.tags.get("0028|0004") == "MONOCHROME1":
-        array = _turned(array, slice_.tags)
     return array[None]
-
-
-def _turned(array: NDArray[Any], tags: Mapping[str, str]) -> NDArray[Any]:
-    bits, signed = int(tags["0028|0101"]), tags.get("0028|0103") == "1"
-    ends = -1 if signed else 2**bits - 1  # the lowest and the highest stored value, added
-    slope, intercept = float(tags.get("0028|1053", 1)), float(tags.get("0028|1052", 0))
-    turned = slope * ends + 2 * intercept - array.astype(np.float64)
-    return turned.astype(array.dtype) if np.array_equal(turned, turned.astype(array.dtype)) else turned
 
 
 # ---------------------------------------------------------------------------------------------- DICOM SEG
