@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 
+import torch
 from torch import Tensor
 
 from consilium.tree import Packet, PacketError
@@ -19,7 +20,7 @@ def contents(packet: Packet) -> dict[str, str]:
 
 def _name(tensor: Tensor) -> str:
     found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    found.update(tensor.detach().contiguous().reshape(-1).numpy())
+    found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()[:32]
 
 
