@@ -29,7 +29,7 @@ def main() -> int:
 def run(folder: Path) -> int:
     from benchmarks.apple import local_steps
     from benchmarks.command import help_page
-    from benchmarks.federation import deployed_rounds
+    from benchmarks.federation import deployed_rounds, large_messages
     from benchmarks.measuring import Measured
     from benchmarks.memory import many_sites
     from benchmarks.overhead import empty_rounds
@@ -47,6 +47,7 @@ def run(folder: Path) -> int:
         "susam": sparse_steps,
         "fedsm": three_models,
         "federation": deployed_rounds,
+        "large": large_messages,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")

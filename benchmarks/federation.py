@@ -1,7 +1,9 @@
-"""A round of six sites on loopback with 30 MB and no training, against NVIDIA FLARE's own echo of the same bytes."""
+"""A round of six sites on loopback with 30 MB and no training, against NVIDIA FLARE's own echo of the same bytes; and
+1 GB of tensors there and back, with the server's memory meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -18,7 +21,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from benchmarks.measuring import Measured, load
+from benchmarks.measuring import Measured, anonymous, load
 from benchmarks.small import SITES, small_study, write_small
 from consilium.federation.kits import ALLOWED
 from consilium.federation.office import Office
@@ -84,10 +87,10 @@ class EchoServer(Controller):  # type: ignore[misc]
 def deployed_rounds(folder: Path, repeats: int) -> list[Measured]:
     """Two jobs of one federation: ours, then the echo."""
     data = write_small(folder / "small")
-    study = small_study(data, "benchmarks.nothing:Echo", COUNT, rounds=1 + repeats)
+    study = small_study(data, "benchmarks.nothing:Drift", COUNT, rounds=1 + repeats)
     size = len(to_bytes(flatten(study.method.send(_server(study), None, None))))
     with local_federation(study, SITES[:COUNT], folder / "federation") as (local, office):
-        _allow_ourselves(local)
+        _allow_ourselves(local, "benchmarks.nothing:Drift")
         office.wait(office.submit(study), 1800.0)
         ours = median(_rounds(local)[1:])
         _submit_echo(office, folder, size, repeats)
@@ -103,7 +106,35 @@ def _server(study: Any) -> Any:
     return study.method.start(study.task, roster)
 
 
-def _allow_ourselves(local: Local) -> None:
+def large_messages(folder: Path, repeats: int) -> list[Measured]:
+    """1 GB to one site and back, twice: the first round starts from a state in memory, the second from files."""
+    data = write_small(folder / "small")
+    study = small_study(data, "benchmarks.nothing:Bulk", 1, rounds=2, widths=(4, 8))
+    size = study.method.megabytes * (1 << 20)
+    with local_federation(study, SITES[:1], folder / "large") as (local, office):
+        _allow_ourselves(local, "benchmarks.nothing:Bulk")
+        job = office.submit(study)
+        peak = 0
+        while not office.over(job):
+            server = psutil.Process(local.processes["server"].pid)
+            pids = [server.pid, *(child.pid for child in server.children(recursive=True))]
+            end = time.monotonic() + 2.0
+            while time.monotonic() < end:
+                with contextlib.suppress(OSError):  # a process that has ended
+                    peak = max(peak, sum(map(anonymous, pids)))
+                time.sleep(0.02)
+        outcome = office.outcome(job)
+        if outcome["state"] != "finished":
+            raise RuntimeError(outcome["said"])
+        seconds = _rounds(local)[-1]
+    what = "the server's memory while 1 GB goes to a site and back"
+    facts = {"seconds for a round": seconds, "load": load()}
+    return [
+        Measured("federation", what, peak / 1e6, "what it must hold", size / 1e6, "MB", peak / size, 3.0, facts=facts)
+    ]
+
+
+def _allow_ourselves(local: Local, method: str) -> None:
     """Job processes read these files when they start."""
     for name, kit in local.kits.items():
         path = kit / "local/resources.json"
@@ -112,7 +143,7 @@ def _allow_ourselves(local: Local) -> None:
             path.write_text(json.dumps({**settings, "class_allow_list": [*ALLOWED, "benchmarks.federation"]}))
         if name in SITES:
             with local.hospital(name).open("a") as file:
-                file.write('[limits]\ncode = ["benchmarks.nothing:Echo"]\n')
+                file.write(f'[limits]\ncode = ["{method}"]\n')
 
 
 def _rounds(local: Local) -> list[float]:

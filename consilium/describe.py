@@ -14,11 +14,13 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.errors import StudyError
+from consilium.federation.forecasting import roster_of, size_text
 from consilium.fields import nearest, to_toml
-from consilium.method import Method
+from consilium.method import Method, timeline
 from consilium.methods import ALIASES, METHODS
 from consilium.networks.unet import UNet
 from consilium.site import Round, SiteCard
+from consilium.study import Study
 from consilium.tasks import Facts, TaskFields, build_task
 from consilium.weights import Weights
 
@@ -131,6 +133,38 @@ def describe(name: str | None = None) -> str:
         "",
         "A model can memorise images: what leaves is named above, not what could be inferred from it.",
     ])  # fmt: skip
+
+
+def leaving(study: Study) -> str:
+    """What every site of a study sends, phase by phase and field by field, in bytes."""
+    roster = roster_of(study)
+    method, card = study.method, next(iter(roster.values()))
+    notes = _message(method.Uplink)
+    lines = [f"{study.name} ({study.method_name}): what leaves each of {len(roster)} hospitals"]
+    for phase, round in timeline(method, study.plan.rounds):
+        if round.step:
+            continue
+        sizes = _field_sizes(method.blank(study.task, roster, card, round))
+        times = f"{phase.rounds} rounds, each" if phase.rounds > 1 else "1 round"
+        lines += _section(
+            f"{phase.name} ({times} {size_text(sum(sizes.values()))})",
+            [
+                f"  {name}".ljust(24) + f"{size_text(size)}".rjust(10) + f"  {notes[name]}"
+                for name, size in sizes.items()
+            ],
+        )
+    return "\n".join(lines)
+
+
+def _field_sizes(uplink: Any) -> dict[str, int]:
+    """The bytes of each field as a packet of its own; what is None in a phase is not sent."""
+    sizes = {}
+    for field in dataclasses.fields(uplink):
+        rest = {other.name: None for other in dataclasses.fields(uplink) if other.name != field.name}
+        if getattr(uplink, field.name) is not None:
+            bare = tree.flatten(dataclasses.replace(uplink, **rest, **{field.name: None})).nbytes()
+            sizes[field.name.rstrip("_")] = tree.flatten(dataclasses.replace(uplink, **rest)).nbytes() - bare
+    return sizes
 
 
 def _size(kind: type[Method]) -> str:

@@ -185,7 +185,8 @@ class _Run:
                 continue
             replies[name] = uplink
             assert reply.packet is not None
-            cost = {"bytes_down": packets[name].nbytes(), "bytes_up": reply.packet.nbytes()}
+            down = packets[name].nbytes() if reply.sent is None else reply.sent
+            cost = {"bytes_down": down, "bytes_up": reply.packet.nbytes()}
             work = {"loss": getattr(uplink, "loss", None), "steps": getattr(uplink, "steps", None)}
             work |= {
                 name: value

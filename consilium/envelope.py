@@ -42,6 +42,7 @@ class Reply:
     seconds: float = 0.0
     lost: str = ""  # why the packet is missing
     memory_mb: float = 0.0  # the answering process's peak
+    sent: int | None = None  # bytes of the order that travelled, where the site held some of it already
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from consilium.data.images import IMAGE_SUFFIXES, pictures_in, read_image, stack_of, suffix_of, write_mask
+from consilium.data.dicom import require_dicom, series_of, write_segmentation
+from consilium.data.images import (
+    IMAGE_SUFFIXES,
+    holds_dicom,
+    images_in,
+    pictures_in,
+    read_image,
+    stack_of,
+    together,
+    write_mask,
+)
 from consilium.data.preprocess import forward, invert
+from consilium.data.site_folder import inside_of
 from consilium.envelope import card_from_json
 from consilium.errors import DataError, RunError, StudyError
 from consilium.export.package import is_package, open_package
@@ -108,7 +119,11 @@ def predict_with(
 ) -> list[Prediction]:
     """Predict with a model at hand."""
     facts = study.facts
-    paths = [p for path in _found(images) for p in pictures_in(path, facts.dimensions, facts.channels)]
+    paths = [
+        p for path in _found(images, facts.dimensions) for p in pictures_in(path, facts.dimensions, facts.channels)
+    ]
+    if facts.task == "segmentation" and any(map(holds_dicom, paths)):
+        require_dicom()  # before hours of work, not after
     predictions, faults = [], []
     for path, out in zip(paths, _outputs(paths, to)):
         try:
@@ -141,7 +156,13 @@ def _predict(study: Study, predictor: Predictor, path: Path, out: Path, site: st
         logits = torch.from_numpy(np.ascontiguousarray(invert(output.numpy(), undo, nearest=False)))
         out.parent.mkdir(parents=True, exist_ok=True)
         mask = study.task.decide(logits).numpy()
-        result = str(write_mask(cleaned(mask) if study.task_fields.clean_up else mask, picture, out))
+        mask = cleaned(mask) if study.task_fields.clean_up else mask
+        written = write_mask(mask, picture, out)
+        if holds_dicom(path):
+            inside = {label: inside_of(label, study.facts.contains) for label in study.facts.labels}
+            seg = written.with_name(f"{written.name.removesuffix('.nii.gz')}.seg.dcm")
+            write_segmentation(mask, path, study.facts.labels, inside, seg)
+        result = str(written)
     why = f"asked for with --site {site}" if site else choice.why
     return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances))
 
@@ -151,19 +172,20 @@ def _most_common(choices: Sequence[Choice]) -> Choice:
     return max(choices, key=lambda choice: sum(other.key == choice.key for other in choices))
 
 
-def _found(images: Sequence[Path]) -> list[Path]:
+def _found(images: Sequence[Path], dimensions: int) -> list[Path]:
     paths: list[Path] = []
     for path in images:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and suffix_of(p) in IMAGE_SUFFIXES)
+            inside = images_in(path, dimensions)
             if not inside:
-                raise DataError(f"the folder {path} has no images; formats are {', '.join(IMAGE_SUFFIXES)}.")
+                formats = f"{', '.join(IMAGE_SUFFIXES)}, or DICOM files of any name"
+                raise DataError(f"the folder {path} has no images; formats are {formats}.")
             paths += inside
-        elif stack_of(path)[0].is_file():
+        elif stack_of(path)[0].is_file() or series_of(path)[0].is_dir():
             paths.append(path)
         else:
             raise DataError(f"there is no image {path}.")
-    return paths
+    return together(paths, dimensions)
 
 
 def _outputs(paths: Sequence[Path], to: Path) -> list[Path]:
@@ -183,6 +205,8 @@ def _outputs(paths: Sequence[Path], to: Path) -> list[Path]:
 def _plain_name(path: Path) -> str:
     """A file name for an image; of one in a stack: test.npy#17 becomes test-00017.npy."""
     file, place = stack_of(path)
+    if series_of(path)[0].is_dir():
+        return path.resolve().name.replace("#", "-") + ".dcm"
     return file.name if place is None else f"{file.stem}-{place:05d}.npy"
 
 

@@ -7,18 +7,37 @@ from typing import Annotated
 
 import typer
 
+from consilium.errors import DataError
+
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")],
+    run: Annotated[
+        Path | None, typer.Argument(help="The folder of a finished run; none with --hospital.", metavar="RUN")
+    ] = None,
     to: Annotated[Path, typer.Option(help="A new or empty folder.", metavar="DIR")] = Path("export"),
+    hospital: Annotated[
+        Path | None,
+        typer.Option(help="A hospital.toml: export what a federation delivered there.", metavar="FILE.toml"),
+    ] = None,
+    delivered: Annotated[
+        str | None, typer.Option("--run", help="With --hospital: the run, by default the latest.", metavar="NAME")
+    ] = None,
 ) -> None:
     """Write a MONAI bundle per model, a package that predicts without the run folder, and a model card.
 
     Example: consilium export runs/fedsm-s0-1a2b3c4d --to retina-model
     """
-    from consilium.export.exporting import export_run
+    from consilium.export.exporting import export_delivered, export_run
 
-    done = export_run(run, to)
+    if hospital is not None:
+        from consilium.federation.hospital import read_hospital
+        from consilium.prediction import open_at_hospital
+
+        done = export_delivered(*open_at_hospital(read_hospital(hospital), delivered), to)
+    elif run is None:
+        raise DataError("name a run folder, or a hospital.toml with --hospital; see `consilium export --help`.")
+    else:
+        done = export_run(run, to)
     typer.echo(f"bundles: {', '.join(done.models) or 'none, the models are not whole networks'}", err=True)
     worst = max(done.gaps.values())
     typer.echo(f"checked in a fresh process: outputs differ by at most {worst:.1e}", err=True)

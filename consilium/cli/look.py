@@ -15,11 +15,19 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")]
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, for its fields and what leaves the hospital.")] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="What leaves each hospital in this study, with sizes.", metavar="STUDY.toml")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods; for one: its paper, its fields, what leaves the hospital and what stays."""
-    from consilium.describe import describe, describe_all, find
+    from consilium.describe import describe, describe_all, find, leaving
 
+    if study is not None:
+        from consilium.study import load_study
+
+        typer.echo(leaving(load_study(study, [f"method.name={name}"] if name else [])))
+        return
     if as_json:
         chosen = [find(name)] if name else None
         typer.echo(json.dumps({"methods": describe_all(chosen)}))

@@ -7,7 +7,8 @@ import re
 import stat
 from pathlib import Path
 
-from consilium.data.images import IMAGE_SUFFIXES, stack_of, suffix_of
+from consilium.data.dicom import series_of
+from consilium.data.images import IMAGE_SUFFIXES, ImageError, files_of, stack_of, suffix_of
 
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 
@@ -35,9 +36,13 @@ class CaseFiles:
             return "is missing; write a path relative to the site's folder."
         if _ABSOLUTE.match(text) or ".." in re.split(r"[/\\]", text):
             return f"{text!r} leaves the site's folder; write a path relative to it, without '..'."
-        if not suffix_of(Path(text)):
-            return f"{text!r} is not of an accepted format; use one of {', '.join(IMAGE_SUFFIXES)}."
         full = self.place / text
+        if not suffix_of(Path(text)):
+            folder = series_of(full)[0]
+            if folder.is_dir():
+                return self._series_fault(text, folder)
+            formats = f"{', '.join(IMAGE_SUFFIXES)}, or the folder of a DICOM series"
+            return f"{text!r} is not of an accepted format; use one of {formats}."
         try:
             status = os.lstat(full)
         except (OSError, ValueError):
@@ -47,6 +52,15 @@ class CaseFiles:
             return f"{text!r} is a link that leaves the site's folder; copy the file into it."
         if not stat.S_ISREG(status.st_mode) and not full.is_file():
             return f"{text!r} is not a file; give the path of the image itself."
+        return ""
+
+    def _series_fault(self, text: str, folder: Path) -> str:
+        if not self._within(os.path.realpath(folder)):
+            return f"{text!r} is a link that leaves the site's folder; copy the files into it."
+        try:
+            files_of(self.place / text)
+        except ImageError as error:
+            return f"{text!r} {error.sentence}"
         return ""
 
     def _is_inside(self, full: Path, is_link: bool) -> bool:

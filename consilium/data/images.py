@@ -7,7 +7,7 @@ a volume (channels, z, y, x) with z the slice axis of an axial scan, and `spacin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.errors import DataError
+from consilium.data.dicom import (
+    DICOM_SUFFIXES,
+    dicom_files,
+    is_dicom,
+    is_segmentation,
+    is_slice,
+    read_block,
+    read_segmentation,
+    series_in,
+    series_of,
+)
+from consilium.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 PILLOW_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 ITK_SUFFIXES = (".mha", ".mhd", ".nrrd")
-IMAGE_SUFFIXES: tuple[str, ...] = (*PILLOW_SUFFIXES, ".npy", *NIFTI_SUFFIXES, *ITK_SUFFIXES)
+IMAGE_SUFFIXES: tuple[str, ...] = (*PILLOW_SUFFIXES, ".npy", *NIFTI_SUFFIXES, *ITK_SUFFIXES, *DICOM_SUFFIXES)
 _IN_A_STACK = re.compile(r"(.+\.npy)#([0-9]+)", re.IGNORECASE)
 
 
@@ -92,6 +103,39 @@ def pictures_in(path: Path, dimensions: int, channels: int) -> list[Path]:
     return [path]
 
 
+def holds_dicom(path: Path) -> bool:
+    """Whether an image is a DICOM file, or a series in a folder."""
+    return series_of(path)[0].is_dir() or suffix_of(path) in DICOM_SUFFIXES or (not suffix_of(path) and is_dicom(path))
+
+
+def images_in(folder: Path, dimensions: int) -> list[Path]:
+    """Every image in a folder and below; of DICOM every series as one volume, or every file as a picture."""
+    found: list[Path] = []
+    for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
+        files = sorted(path for path in place.iterdir() if path.is_file())
+        found += [path for path in files if suffix_of(path) and not holds_dicom(path)]
+        series = series_in(place)
+        if dimensions == 2:
+            found += sorted(file for files in series.values() for file in files)
+        elif len(series) == 1:
+            found.append(place)
+        else:
+            found += [place.with_name(f"{place.name}#{uid}") for uid in series]
+    return found
+
+
+def together(paths: Sequence[Path], dimensions: int) -> list[Path]:
+    """Files of one DICOM series become that series, as a shell's `scan/*` means it; all others stay as they are."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if dimensions == 3 and path.is_file() and is_slice(path):
+            series = series_in(path.parent)
+            uid = next(uid for uid, files in series.items() if path in files)
+            path = path.parent if len(series) == 1 else path.parent.with_name(f"{path.parent.name}#{uid}")
+        found[path] = None
+    return list(found)
+
+
 def suffix_of(path: Path) -> str:
     """The accepted suffix a file name ends with, in lower case, or "" if there is none."""
     name = stack_of(path)[0].name.lower()
@@ -123,13 +167,13 @@ def read_mask(path: Path, dimensions: int) -> Picture:
 def write_mask(mask: NDArray[np.uint8], like: Picture, path: Path) -> Path:
     """Writes a mask (*spatial) in the format family and the geometry of `like`; returns the path really written.
 
-    The suffix is chosen here: png for pictures (tif for a stack of pages), nii.gz for NIfTI, mha for mha and mhd,
-    nrrd and npy kept.
+    The suffix is chosen here: png for pictures (tif for a stack of pages), nii.gz for NIfTI and DICOM, mha for mha and
+    mhd, nrrd and npy kept.
     """
     expected = like.array.shape[-len(like.spacing) :]
     if mask.shape != expected:
         raise ValueError(f"the mask has shape {mask.shape}, its image {expected}")
-    suffix = suffix_of(like.origin_file)
+    suffix = ".nii.gz" if holds_dicom(like.origin_file) else suffix_of(like.origin_file)
     base = path.name[: len(path.name) - len(suffix_of(path))]
     target = path.with_name(base + _mask_suffix(suffix, mask.ndim))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,10 +190,21 @@ def write_mask(mask: NDArray[np.uint8], like: Picture, path: Path) -> Path:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """Every file an image is stored in: itself or the stack around it, and for mhd the data file beside it."""
+    """Every file an image is stored in: itself or the stack around it, for mhd the data file beside it, a series'."""
+    if series_of(path)[0].is_dir():
+        return _series(path)
     if suffix_of(path) != ".mhd":
         return (stack_of(path)[0],)
     return (path, path.parent / _data_file(path))
+
+
+def _series(path: Path) -> tuple[Path, ...]:
+    try:
+        return dicom_files(path)
+    except ImageError:
+        raise
+    except DataError as error:
+        raise ImageError(path, str(error)) from error
 
 
 def orientation(picture: Picture) -> str:
@@ -170,10 +225,14 @@ def _decode(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
     """Decoders raise whatever they like; here every failure becomes one sentence that names the file."""
     read = _reader(path)
     try:
-        if stack_of(path)[0].stat().st_size == 0:
+        if not series_of(path)[0].is_dir() and stack_of(path)[0].stat().st_size == 0:
             raise ImageError(path, "is empty; copy it again from its source.")
         raw = read(path, dimensions, channels, mask)
-    except DataError:
+    except ImageError:
+        raise
+    except DataError as error:
+        raise ImageError(path, str(error)) from error
+    except UserError:
         raise
     except FileNotFoundError:
         raise ImageError(path, "does not exist; correct the path in cases.csv.") from None
@@ -191,6 +250,8 @@ def _decode(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
 
 def _reader(path: Path) -> Callable[[Path, int, int, bool], _Raw]:
     suffix = suffix_of(path)
+    if holds_dicom(path):
+        return _read_dicom
     if suffix in PILLOW_SUFFIXES:
         return _read_pillow
     if suffix == ".npy":
@@ -308,6 +369,15 @@ def _read_itk(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
     spacing = tuple(image.GetSpacing()[:rank])
     geometry = ItkGeometry(spacing, image.GetOrigin()[:rank], tuple(turn.ravel().tolist()), image.GetSize()[:rank])
     return _arrange(path, array, dimensions, spacing, geometry)
+
+
+def _read_dicom(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
+    block = read_segmentation(path) if mask and is_segmentation(path) else read_block(path)
+    shape = tuple(reversed(block.array.shape[1:]))
+    if dimensions == 3 and shape[2] == 1 and path.is_file():
+        raise ImageError(path, "is one picture or slice; name the folder that holds its series, or set dimensions = 2.")
+    geometry = ItkGeometry(block.spacing, block.origin, block.direction, shape)
+    return _arrange(path, block.array, dimensions, block.spacing, geometry)
 
 
 def _arrange(

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from torch import Tensor
 from consilium.errors import RunError, WorkError
 from consilium.export import card, card_page, fresh, onnx_file
 from consilium.export.bundle import renamed, write_bundle
-from consilium.export.models import Model, Released, released
+from consilium.export.models import Model, Released, released, whole_models
 from consilium.export.network import Portable, portable
 from consilium.export.package import FOLDER, write_package
 from consilium.reports.reading import read_run
 from consilium.run_folder import RunFolder, write_text
-from consilium.site import Task
+from consilium.site import Predictor, Task
 from consilium.study import Study
 from consilium.tasks.segmentation import Segmentation
 
@@ -64,6 +64,24 @@ def export_run(run: Path, to: Path, check: bool = True) -> Export:
         write_text(draft / "model_card.md", card_page.markdown(facts))
         gaps = _gaps(draft, study, network, out) if check else {}
     return Export(to, tuple(model.name for model in out.models), onnx, gaps)
+
+
+def export_delivered(study: Study, predictor: Predictor, to: Path, check: bool = True) -> Export:
+    """Write the models a hospital has been delivered, its own part included, as bundles; the server is not asked.
+
+    There is no package and no model card: the release may need the hospital's memory, and the scores are the server's.
+    """
+    models = whole_models(predictor)
+    if not models:
+        raise RunError("what was delivered here is not a whole network; use it with `consilium predict --hospital`.")
+    network, onnx = portable(study), onnx_file.available()
+    with _new_folder(to) as draft:
+        for model in models:
+            write_bundle(draft / model.name, study, network, model, {}, card.about(model))
+        if onnx:
+            _write_onnx(draft, study, network, models)
+        gaps = _compared(draft, study, _probe(study, network), models, {}) if check else {}
+    return Export(to, tuple(model.name for model in models), onnx, gaps)
 
 
 @contextmanager
@@ -108,9 +126,16 @@ def _gaps(draft: Path, study: Study, network: Portable, out: Released) -> dict[s
     site = out.models[0].of if out.models and all(model.of for model in out.models) else ""
     answering = out.predictor.of_site(site) if site else out.predictor
     with _one_thread():  # as in the fresh process: the number of threads changes the last bits
-        expected = {model.name: _bare(study).infer(model.weights, images) for model in out.models}
-        expected[f"{fresh.PACKAGE}:{site}" if site else fresh.PACKAGE] = answering.answer(images).output
-    gaps = _in_a_fresh_process(draft, {fresh.IMAGES: images, **expected})
+        whole = answering.answer(images).output
+    return _compared(draft, study, images, out.models, {f"{fresh.PACKAGE}:{site}" if site else fresh.PACKAGE: whole})
+
+
+def _compared(
+    draft: Path, study: Study, images: Tensor, models: Sequence[Model], expected: Mapping[str, Tensor]
+) -> dict[str, float]:
+    with _one_thread():
+        bundles = {model.name: _bare(study).infer(model.weights, images) for model in models}
+    gaps = _in_a_fresh_process(draft, {fresh.IMAGES: images, **bundles, **expected})
     for name, gap in gaps.items():
         limit = ONNX_TOLERANCE if name.startswith(fresh.ONNX) else TOLERANCE
         if not gap <= limit:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from consilium import tree
-from consilium.site import Predictor, Task
+from consilium.site import OneModel, Predictor, Task, WithOthers
 from consilium.study import Study
 from consilium.weights import SiteName, Weights
 
@@ -48,6 +48,17 @@ def released(study: Study, server: Any) -> Released:
         else:
             parts.append(path)
     return Released(message, predictor, tuple(models), tuple(parts))
+
+
+def whole_models(predictor: Predictor) -> tuple[Model, ...]:
+    """The networks a predictor answers with; one that mixes answers is not among them, its parts are."""
+    found: dict[str, Model] = {}
+    for part in (predictor, *predictor.others()):
+        first = part.first if isinstance(part, WithOthers) else part
+        if isinstance(first, OneModel):
+            model = Model(first.model, first.of, first.weights)
+            found.setdefault(model.name, model)
+    return tuple(found.values())
 
 
 def _is_whole(weights: Weights, task: Task) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from consilium import tree
 from consilium.data.preprocess import fingerprint
 from consilium.data.site_folder import Federation
@@ -26,6 +28,7 @@ from consilium.machine import peak_memory_mb, pick_device
 from consilium.scores import COLUMNS, write_rows
 from consilium.study import Study
 from consilium.tree import Packet, PacketError
+from consilium.wires import held
 from consilium.wires.flare import Answer
 from consilium.worker import Worker, open_worker, site_facts
 
@@ -49,6 +52,7 @@ class Desk:
         self._worker: Worker | None = None
         self._run = ""
         self._last = -1
+        self._held: dict[str, dict[str, Tensor]] = {}  # by what was asked: the last packet's tensors, by content
         self._key = _key(Path(hospital.memory) / "key")
 
     def answer(self, request: Mapping[str, Any], body: bytes) -> Answer:
@@ -74,7 +78,7 @@ class Desk:
         if request["do"] == "card":
             return self._card(), b""
         head = self._head(request)
-        packet = self._packet(body)
+        packet = self._packet(request, body)
         worker = self._open(request)
         if request["do"] == "train":
             return {}, tree.to_bytes(self._train(worker, packet, head))
@@ -99,15 +103,19 @@ class Desk:
             raise Refusal("foreign", f"an order of run {head.run}, method {head.method}")
         return head
 
-    def _packet(self, body: bytes) -> Packet:
+    def _packet(self, request: Mapping[str, Any], body: bytes) -> Packet:
+        """What was sent, with what was left out because it is here; tensors stay in their files."""
         place = self.hospital.place(self._run)
         place.mkdir(parents=True, exist_ok=True)
         path = place / "order.safetensors"
         tree.write_pieces(iter([body]), path)
+        here = {name: tensor for part in self._held.values() for name, tensor in part.items()}
         try:
-            return tree.read(path)
+            packet = held.completed(tree.read(path), request["tensors"], here)
         except PacketError as error:
             raise Refusal("damaged", f"an order of {len(body)} bytes: {error}") from error
+        self._held[request["do"]] = {request["tensors"][name]: tensor for name, tensor in packet.tensors.items()}
+        return packet
 
     def _train(self, worker: Worker, packet: Packet, head: Envelope) -> Packet:
         if head.round.index < self._last:

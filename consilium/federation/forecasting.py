@@ -46,22 +46,24 @@ class Forecast:
         for (phase, down, up), count in Counter((e.phase, e.down, e.up) for e in self.exchanges).items():
             seconds = (down + up) * 8 / (mbit * 1e6)
             yield (
-                f"{phase}: {count} round{'s' if count > 1 else ''}, per round and site {_size(down)} down, "
-                f"{_size(up)} up; {seconds:.1f} s at {mbit:g} Mbit/s"
+                f"{phase}: {count} round{'s' if count > 1 else ''}, per round and site {size_text(down)} down, "
+                f"{size_text(up)} up; {seconds:.1f} s at {mbit:g} Mbit/s"
             )
+        largest = max((exchange.down + exchange.up for exchange in self.exchanges), default=0)
+        both = f"{size_text(largest)} at a site, {size_text(largest * self.sites)} at the server"
+        yield f"memory for messages: at most {both}"
         scoring = self.release * self.scorings
-        yield f"scores: {self.scorings} times a release of {_size(self.release)} down per site"
+        yield f"scores: {self.scorings} times a release of {size_text(self.release)} down per site"
         total = self.down + self.up + scoring
         yield (
-            f"in all, per site: {_size(self.down + scoring)} down, {_size(self.up)} up, "
+            f"in all, per site: {size_text(self.down + scoring)} down, {size_text(self.up)} up, "
             f"{total * 8 / (mbit * 1e6) / 60:.1f} min at {mbit:g} Mbit/s; the server carries {self.sites} times as much"
         )
 
 
 def forecast_study(study: Study, sites: int | None = None) -> Forecast:
     """Bytes as the journal counts them, for a site that is there in every round."""
-    names = tuple(study.plan.sites) or _names(study, sites)
-    roster: Roster = {name: SiteCard(name, i, 100, study.facts.labels) for i, name in enumerate(sorted(names))}
+    roster = roster_of(study, sites)
     name, card = next(iter(roster.items()))
     method, task = study.method, study.task
     server = method.start(task, roster)
@@ -79,11 +81,17 @@ def forecast_study(study: Study, sites: int | None = None) -> Forecast:
     return Forecast(tuple(exchanges), release, scorings, len(roster))
 
 
+def roster_of(study: Study, sites: int | None = None) -> Roster:
+    """The sites of a study by name, or so many of them, with made-up numbers of cases."""
+    names = tuple(study.plan.sites) or _names(study, sites)
+    return {name: SiteCard(name, i, 100, study.facts.labels) for i, name in enumerate(sorted(names))}
+
+
 def _names(study: Study, sites: int | None) -> tuple[str, ...]:
     if sites is None:
         return tuple(name for name in study.federation().sites if name not in study.plan.leave_out)
     return tuple(f"site{i}" for i in range(sites))
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

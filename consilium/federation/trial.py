@@ -51,11 +51,9 @@ class Local:
         return runs_of(self.kits["server"])
 
 
-@contextmanager
-def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iterator[tuple[Local, Office]]:
-    """Server and sites as processes that end with the block; data are read where the study's federation has them."""
-    kits = make_kits(Project("local", "localhost", free_port(), sites), folder / "kits")
-    local = Local(folder.resolve(), kits, {})
+def settle(study: Study, sites: tuple[str, ...], folder: Path, server: str = "localhost") -> Local:
+    """Kits and a hospital.toml per site, nothing started; data are read where the study's federation has them."""
+    local = Local(folder.resolve(), make_kits(Project("local", server, free_port(), sites), folder / "kits"), {})
     federation = study.federation()
     for name in sites:
         path = local.hospital(name)
@@ -68,11 +66,18 @@ def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iter
             "device": study.local.device,
         }
         path.write_text("".join(f"{key} = {to_toml(value)}\n" for key, value in lines.items()), encoding="utf-8")
+    return local
+
+
+@contextmanager
+def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iterator[tuple[Local, Office]]:
+    """Server and sites as processes that end with the block."""
+    local = settle(study, sites, folder)
     with ExitStack() as stack:
         stack.callback(local.end)
         for name in ("server", *sites):
             local.start(name)
-        office = stack.enter_context(open_office(kits["office"], START))
+        office = stack.enter_context(open_office(local.kits["office"], START))
         office.wait_for(sites, START)
         yield local, office
 

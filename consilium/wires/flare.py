@@ -26,6 +26,7 @@ from consilium.site import Roster, SiteCard
 from consilium.study import Study
 from consilium.tree import Packet, PacketError
 from consilium.weights import SiteName
+from consilium.wires import held
 
 ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
 SLOWEST = 125_000  # bytes per second of the slowest link that still works
@@ -84,6 +85,8 @@ class FlareWire:
         self.study, self.folder, self.line = study, folder, line
         self.spool = folder.path / "spool"
         self.roster: Roster = {}
+        self._held: dict[SiteName, dict[str, frozenset[str]]] = {}  # by what was asked: contents a site has confirmed
+        self._sent: dict[SiteName, int] = {}  # bytes of the last packet, after what the site holds was left out
         self._threads = ThreadPoolExecutor(max(1, len(study.plan.sites) + len(study.plan.leave_out)))
 
     # ------------------------------------------------------------------------------------ roll call
@@ -160,6 +163,7 @@ class FlareWire:
 
     def _reply(self, name: SiteName, answer: Answer, limit: int) -> Reply:
         facts = {"seconds": answer.facts.get("seconds", 0.0), "memory_mb": answer.facts.get("memory_mb", 0.0)}
+        facts["sent"] = self._sent.get(name)
         if answer.error:
             return Reply(None, lost=REASONS[answer.error], **facts)
         if len(answer.body) > limit:
@@ -202,11 +206,31 @@ class FlareWire:
     ) -> Iterator[tuple[SiteName, Answer]]:
         self.spool.mkdir(parents=True, exist_ok=True)
         cards = {name: card_to_json(card) for name, card in self.roster.items()}
-        requests = {
-            name: {"do": do, "site": name, "run": head.run, "roster": cards, "head": head.for_site(name).to_json()}
-            for name in packets
-        }
-        return self._ask(requests, packets, self.study.plan.deadline)
+        named: dict[int, dict[str, str]] = {}
+        lean: dict[tuple[int, frozenset[str]], Packet] = {}  # sites that lack the same are sent the same
+        requests: dict[SiteName, Mapping[str, Any]] = {}
+        less: dict[SiteName, Packet] = {}
+        for name, packet in packets.items():
+            names = named.get(id(packet)) or named.setdefault(id(packet), held.contents(packet))
+            known = self._known(name, do) & frozenset(names.values())
+            less[name] = lean.setdefault((id(packet), known), held.without(packet, names, known))
+            self._sent[name] = less[name].nbytes()
+            requests[name] = {
+                **{"do": do, "site": name, "run": head.run, "roster": cards, "tensors": names},
+                "head": head.for_site(name).to_json(),
+            }
+        for name, answer in self._ask(requests, less, self.study.plan.deadline):
+            if answer.error:
+                self._held.pop(name, None)  # whatever it has now, it is sent all of it the next time
+            else:
+                self._held.setdefault(name, {})[do] = frozenset(requests[name]["tensors"].values())
+            yield name, answer
+
+    def _known(self, site: SiteName, do: str) -> frozenset[str]:
+        """Orders leave out what the last order brought; a release also what the last release did."""
+        kinds = ("train",) if do == "train" else ("train", "score")
+        none: frozenset[str] = frozenset()
+        return none.union(*(self._held.get(site, {}).get(kind, none) for kind in kinds))
 
     def _ask(
         self, requests: Mapping[SiteName, Mapping[str, Any]], packets: Mapping[SiteName, Packet], seconds: float

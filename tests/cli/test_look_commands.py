@@ -53,6 +53,17 @@ def test_a_message_is_described_without_python() -> None:
         assert not re.search(r"None|Mapping|tuple\[|True|False", call("methods", name).out), name
 
 
+def test_what_leaves_in_a_study_is_said_with_sizes(federation: Path, tmp_path: Path) -> None:
+    done = call("methods", "--study", write_study(tmp_path / "toy.toml", federation, "fedsm"))
+    assert done.status == 0, done.err
+    assert "what leaves each of 3 hospitals" in done.out
+    train = done.out.partition("\ntrain (2 rounds, each ")[2].partition("\n\n")[0]
+    total = float(train.partition(" kB")[0])
+    fields = {line.split()[0]: float(line.split()[1]) for line in train.splitlines()[1:]}
+    assert {"global", "personal", "selector", "loss"} <= fields.keys()
+    assert sum(fields.values()) == pytest.approx(total, rel=0.02)
+
+
 def test_methods_as_json() -> None:
     found = call("methods", "--json").document["methods"]
     assert [entry["name"] for entry in found] == list(METHODS)

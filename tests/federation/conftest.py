@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from consilium.federation.office import Office
+from consilium.federation.office import Office, for_federation
+from consilium.federation.supervisor import prepare, start
 from consilium.federation.trial import Local, local_federation
 from consilium.run_folder import RunFolder
 from consilium.study import Study
@@ -33,8 +34,6 @@ class Running:
     office: Office
 
     def folder(self, study: Study) -> RunFolder:
-        from consilium.federation.office import for_federation
-
         return RunFolder(RunFolder.path_of(for_federation(study, SITES), self.local.runs), study)
 
     def events(self, study: Study) -> list[Mapping[str, Any]]:
@@ -60,6 +59,32 @@ class Running:
         for child in children:
             child.kill()
         parent.wait()
+
+    def restart(self, name: str, odd: str = "") -> None:
+        """−9 and up again, as it was or as an odd site (odd_site.py); returns when the server knows it."""
+        self.kill(name)
+        self.wait_until(lambda: name not in self.connected(), f"the server to miss {name}")
+        arguments, variables = prepare(self.local.kits[name], "site", self.local.hospital(name))
+        if odd:
+            hooks = str(Path(__file__).parent / "hooks")
+            variables = {
+                **variables,
+                "CONSILIUM_ODD": odd,
+                "PYTHONPATH": f"{hooks}{os.pathsep}{variables['PYTHONPATH']}",
+            }
+        self.local.processes[name] = start(self.local.kits[name], arguments, variables)
+        self.wait_until(lambda: name in self.connected(), f"{name} to connect")
+
+    def connected(self) -> list[str]:
+        """As the server sees it; nobody while it is starting."""
+        try:
+            return self.office.connected()
+        except Exception:
+            return []
+
+    def rounds(self, study: Study, site: str) -> list[int]:
+        """The rounds in which a site's update was merged."""
+        return [e["round"] for e in self.events(study) if e["event"] == "train" and e["site"] == site]
 
     def finished(self, study: Study) -> Path:
         """The run folder, once the run is over, through however many jobs."""

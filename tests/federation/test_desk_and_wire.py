@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from consilium import engine, simulation, tree
 from consilium.envelope import Envelope
 from consilium.errors import StudyError, WorkError
+from consilium.export.exporting import export_delivered
 from consilium.federation.desk import Desk
+from consilium.federation.forecasting import forecast_study
 from consilium.federation.hospital import Hospital, Limits, read_hospital
 from consilium.federation.office import for_federation
+from consilium.methods.apple import split_parameters
 from consilium.prediction import open_at_hospital
 from consilium.run_folder import RunFolder
 from consilium.site import Round
@@ -94,6 +98,18 @@ def test_a_hospital_predicts_offline_with_the_part_that_never_left(
     assert torch.equal(predictor.answer(images).output, expected.answer(images).output)
 
 
+def test_a_hospital_exports_the_model_that_never_left(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    deploy(toy_study(federation, "apple"), hospitals, tmp_path / "server")
+    study, predictor = open_at_hospital(replace(hospitals["bea"], data="nowhere"))
+    done = export_delivered(study, predictor, tmp_path / "model", check=False)
+    assert done.models == ("personal_bea",)
+    kept = load_file(tmp_path / "model" / "personal_bea" / "models" / "model.safetensors")
+    own: Any = predictor
+    assert sorted(t.sum().item() for t in kept.values()) == sorted(t.sum().item() for t in own.weights.values())
+
+
 def test_no_case_name_leaves(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
     said: list[bytes] = []
 
@@ -118,6 +134,58 @@ def test_everything_that_left_is_written_down(hospitals: dict[str, Hospital], fe
     assert [line["what"] for line in left].count("train") == 3
     assert min(sent) >= min(event["bytes_up"] for event in events(folder, "train"))
     assert all(len(line["sha256"]) == 64 for line in left)
+
+
+# ------------------------------------------------------------------------------------ how much is sent
+
+
+def test_a_core_nobody_updated_is_not_sent_again(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, "apple", study__rounds=5, study__score_every=5, study__away={"cid": [2, 3]})
+    folder = deploy(study, hospitals, tmp_path / "server")
+    own = {e["round"]: e["bytes_down"] for e in events(folder, "train") if e["site"] == "ada"}
+    core = sum(t.numel() * t.element_size() for t in split_parameters(study.task, study.task.shape())[0].values())
+    assert own[1] < core  # the first cores come from the seed
+    assert own[2] > 2 * core
+    assert own[3] == own[4] == own[2] - core  # bea's; cid's is the one of round 2
+    assert own[5] == own[2]
+    simulated = simulation.run(study, tmp_path / "simulated", workers=0).folder
+    assert (folder.path / "last.safetensors").read_bytes() == (simulated / "last.safetensors").read_bytes()
+
+
+def test_a_site_that_lost_what_it_held_is_sent_all_of_it(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, "apple", study__rounds=6, study__score_every=6, study__away={"cid": [2, 3, 4, 5]})
+    line: list[Direct] = []
+
+    def forgets(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        if site == "ada" and request["do"] == "train" and request["head"]["round"]["index"] == 2:
+            line[0].desks["ada"]._held.clear()
+        return answer
+
+    travelling = for_federation(study, tuple(SIZES))
+    folder = RunFolder.create(travelling, tmp_path / "server")
+    line.append(Direct(travelling, hospitals, forgets))
+    engine.run(travelling, FlareWire(travelling, folder, line[0]), folder)
+    (lost,) = events(folder, "lost")
+    assert (lost["site"], lost["round"], lost["why"]) == ("ada", 4, "the message was damaged on its way")
+    own = {e["round"]: e["bytes_down"] for e in events(folder, "train") if e["site"] == "ada"}
+    assert own[5] > 1.5 * own[3]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedsm", "apple", "fedfomo"])
+def test_the_forecast_is_what_the_journal_counts(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, method: str
+) -> None:
+    study = toy_study(federation, method)
+    folder = deploy(study, hospitals, tmp_path / "server")
+    foreseen = forecast_study(study)
+    for site in SIZES:
+        own = [event for event in events(folder, "train") if event["site"] == site]
+        assert sum(event["bytes_down"] for event in own) == pytest.approx(foreseen.down, rel=0.05)
+        assert sum(event["bytes_up"] for event in own) == pytest.approx(foreseen.up, rel=0.05)
 
 
 # ------------------------------------------------------------------------------------ answers that cannot be used
@@ -165,17 +233,23 @@ SPOILS: list[tuple[Any, str]] = [
 ]
 
 
+def spoiled(index: int, body: bytes, tmp_path: Path) -> bytes:
+    """An answer of a round as it should not be; after the last way it is left as it is."""
+    if index >= len(SPOILS):
+        return body
+    spoil = SPOILS[index][0]
+    return repacked(spoil, tmp_path)(body) if spoil in (nan, shape, old, foreign) else bytes(spoil(body))
+
+
 def test_answers_that_cannot_be_used_are_left_out_and_journalled(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
 ) -> None:
     """One round for each way in which an answer can be wrong, then a good one."""
 
     def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        if site != "bea" or request["do"] != "train" or request["head"]["round"]["index"] >= len(SPOILS):
+        if site != "bea" or request["do"] != "train":
             return answer
-        spoil = SPOILS[request["head"]["round"]["index"]][0]
-        whole = spoil in (nan, shape, old, foreign)
-        return replace(answer, body=repacked(spoil, tmp_path)(answer.body) if whole else spoil(answer.body))
+        return replace(answer, body=spoiled(request["head"]["round"]["index"], answer.body, tmp_path))
 
     rounds = len(SPOILS) + 1
     study = toy_study(federation, study__rounds=rounds, study__score_every=rounds)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from consilium import simulation
-from tests.federation.conftest import Running, digest
+from tests.federation.conftest import PATIENCE, SITES, Running, digest
+from tests.federation.test_desk_and_wire import SPOILS
 from tests.toy import toy_study
 
 pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pytest.mark.timeout(900)]
@@ -45,15 +50,161 @@ def test_a_killed_server_goes_on(running: Running, federation: Path, tmp_path: P
     running.kill("server")
     done = max(e["round"] for e in running.events(study) if e["event"] == "round")
     running.local.start("server")
-    running.wait_until(lambda: _all_here(running), "sites that connect again")
+    running.wait_until(lambda: set(running.connected()) == set(SITES), "sites that connect again")
     running.office.resume(job)
     run = running.finished(study)
     assert sum(e["event"] == "round" and e["round"] == done for e in running.events(study)) == 1
     assert digest(run) == digest(simulation.run(study, tmp_path, workers=0).folder)
 
 
-def _all_here(running: Running) -> bool:
+@pytest.mark.slow
+def test_a_stopped_run_goes_on(running: Running, federation: Path, tmp_path: Path) -> None:
+    study = toy_study(
+        federation, "apfl", study__name="stopped", study__rounds=25, study__score_every=25, study__deadline=60.0
+    )
+    job = running.office.submit(study)
+    running.wait_for_round(study, 4)
+    running.office.stop(job)
+    running.office.wait(job, PATIENCE)
+    done = max(e["round"] for e in running.events(study) if e["event"] == "round")
+    assert done < 25
+    running.office.resume(job)
+    assert digest(running.finished(study)) == digest(simulation.run(study, tmp_path, workers=0).folder)
+    assert sum(e["event"] == "round" and e["round"] == done for e in running.events(study)) == 1
+
+
+@pytest.mark.slow
+def test_the_rounds_go_on_without_a_killed_site(running: Running, federation: Path, tmp_path: Path) -> None:
+    """Nobody restarts it: one round waits until its deadline, later ones do not; then it comes back with its memory."""
+    study = toy_study(
+        federation, "scaffold", study__name="absent", study__rounds=60, study__score_every=60, study__deadline=12.0
+    )
+    running.office.submit(study)
+    running.wait_for_round(study, 3)
+    running.kill("cid")
+    gone = max(running.rounds(study, "cid"))
+    running.wait_for_round(study, gone + 6)
+    running.local.start("cid")
+    run = running.finished(study)
+    lost = [e for e in running.events(study) if e["event"] == "lost" and e["site"] == "cid"]
+    assert len(lost) >= 4
+    assert max(running.rounds(study, "cid")) > max(e["round"] for e in lost)
+    waited = [e["seconds"] for e in running.events(study) if e["event"] == "round" and e["seconds"] > 8]
+    assert len(waited) <= 2  # it was waited for once
+    assert digest(simulation.run(simulation.with_attendance(study, run), tmp_path, workers=0).folder) == digest(run)
+
+
+@pytest.mark.slow
+def test_fewer_than_min_sites_stop_the_run_until_they_are_back(
+    running: Running, federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(
+        federation, "apfl", study__name="too-few", study__rounds=12, study__score_every=12,
+        study__deadline=12.0, study__min_sites=3,
+    )  # fmt: skip
+    job = running.office.submit(study)
+    running.wait_for_round(study, 3)
+    running.kill("bea")
+    running.office.wait(job, PATIENCE)
+    said = running.office.outcome(job)["said"]
+    assert "2 of 3 sites answered, but min_sites is 3" in said
+    assert f"consilium federation resume {job}" in said
+    running.local.start("bea")
+    running.wait_until(lambda: set(running.connected()) == set(SITES), "bea to connect")
+    running.office.resume(job)
+    assert digest(running.finished(study)) == digest(simulation.run(study, tmp_path, workers=0).folder)
+
+
+@pytest.mark.slow
+def test_what_a_spoiled_site_sends_is_left_out(running: Running, federation: Path, tmp_path: Path) -> None:
+    """NaN, a wrong shape, an old round, another run, cut short, too large, no packet; each after an old answer."""
+    rounds = len(SPOILS) + 2
+    study = toy_study(
+        federation, "scaffold", study__name="spoiled", study__rounds=rounds, study__score_every=rounds,
+        study__deadline=60.0,
+    )  # fmt: skip
+    running.restart("bea", "spoil")
     try:
-        return set(running.office.connected()) == set(running.office.sites)
-    except Exception:
-        return False
+        running.office.submit(study)
+        run = running.finished(study)
+    finally:
+        running.restart("bea")
+    said = [e for e in running.events(study) if e["event"] in ("lost", "refused")]
+    assert [(e["site"], e["round"]) for e in said] == [("bea", i + 1) for i in range(len(SPOILS))]
+    for event, (_, why) in zip(said, SPOILS, strict=True):
+        assert why in event["why"]
+    assert running.rounds(study, "bea") == [rounds - 1, rounds]
+    dropped = [e for e in running.events(study) if e["event"] == "dropped"]
+    assert len(dropped) >= rounds  # the old answers
+    assert {e["site"] for e in dropped} == {"bea"}
+    assert digest(simulation.run(simulation.with_attendance(study, run), tmp_path, workers=0).folder) == digest(run)
+
+
+# ------------------------------------------------------------------------------------ full disks
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[None]:
+    """A disk of 4 MB at `place`; needs the right to mount."""
+    place.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"a small disk needs the right to mount: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_a_site_is_missed_until_there_is_room(
+    running: Running, federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(
+        federation, "scaffold", study__name="full-site", study__rounds=40, study__score_every=40, study__deadline=60.0
+    )
+    with small_disk(running.local.memory("bea") / running.folder(study).path.name) as _:
+        place = running.local.memory("bea") / running.folder(study).path.name
+        running.office.submit(study)
+        running.wait_for_round(study, 3)
+        filler = fill(place)
+        running.wait_until(lambda: any(e["event"] == "lost" for e in running.events(study)), "a full disk")
+        running.wait_for_round(study, 10)
+        filler.unlink()
+        run = running.finished(study)
+    lost = [e for e in running.events(study) if e["event"] == "lost"]
+    assert {(e["site"], e["why"]) for e in lost} == {("bea", "its disk is full or cannot be written")}
+    assert max(running.rounds(study, "bea")) > max(e["round"] for e in lost)
+    assert digest(simulation.run(simulation.with_attendance(study, run), tmp_path, workers=0).folder) == digest(run)
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_server_stops_the_run_and_loses_nothing(
+    running: Running, federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(
+        federation, "scaffold", study__name="full-server", study__rounds=20, study__score_every=20, study__deadline=60.0
+    )
+    place = running.folder(study).path
+    with small_disk(place):
+        job = running.office.submit(study)
+        running.wait_for_round(study, 3)
+        filler = fill(place)
+        running.office.wait(job, PATIENCE)
+        said = running.office.outcome(job)["said"]
+        assert "Make room" in said
+        assert f"consilium federation resume {job}" in said
+        filler.unlink()
+        running.office.resume(job)
+        running.finished(study)
+        assert digest(place) == digest(simulation.run(study, tmp_path, workers=0).folder)

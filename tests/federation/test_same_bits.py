@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from consilium import simulation
 from consilium.federation.forecasting import forecast_study
+from consilium.federation.hospital import read_hospital
 from consilium.methods import METHODS
+from consilium.prediction import open_at_hospital
 from tests.federation.conftest import PATIENCE, SITES, Running, digest
 from tests.toy import toy_study
 
@@ -34,6 +37,21 @@ def test_a_deployed_run_equals_a_simulated_one(running: Running, federation: Pat
         assert (own / "release.safetensors").exists()
         left = [json.loads(line) for line in (own / "left.jsonl").read_text().splitlines()]
         assert {line["what"] for line in left} == {"card", "train", "score", "deliver"}
+
+
+@pytest.mark.slow
+def test_normalisation_that_stays_at_the_sites_gives_the_same_bits(
+    running: Running, federation: Path, tmp_path: Path
+) -> None:
+    own = {"local__batchnorm": "local", "task__norm": "batch", "local__batch_size": 4}
+    study = toy_study(federation, study__name="own-norm", study__deadline=60.0, **own)
+    job = running.office.submit(study)
+    assert running.office.wait(job, PATIENCE) == "FINISHED:COMPLETED", running.office.outcome(job)
+    deployed = running.office.fetch(job, tmp_path / "fetched")
+    assert digest(deployed) == digest(simulation.run(study, tmp_path, workers=0).folder)
+    _, predictor = open_at_hospital(read_hospital(running.local.hospital("bea")), deployed.name)
+    images = torch.rand((2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
+    assert torch.isfinite(predictor.answer(images).output).all()
 
 
 def _nothing_named(run: Path, federation: Path) -> None:

@@ -1,0 +1,40 @@
+"""What the other side already holds is named, not sent again: a core nobody updated, a release that was just scored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from consilium.tree import Packet, PacketError
+
+Names = Mapping[str, str]  # a tensor's path → a name of its content
+
+
+def contents(packet: Packet) -> dict[str, str]:
+    """A name for every tensor's content, the same for the same bits."""
+    return {path: _name(tensor) for path, tensor in packet.tensors.items()}
+
+
+def _name(tensor: Tensor) -> str:
+    found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
+
+
+def without(packet: Packet, names: Names, held: Collection[str]) -> Packet:
+    """A packet without the tensors that are held at its goal."""
+    return Packet(packet.header, {path: t for path, t in packet.tensors.items() if names[path] not in held})
+
+
+def completed(packet: Packet, names: Names, held: Mapping[str, Tensor]) -> Packet:
+    """The whole packet, with what was left out from what is held."""
+    try:
+        return Packet(
+            packet.header,
+            {path: packet.tensors[path] if path in packet.tensors else held[name] for path, name in names.items()},
+        )
+    except KeyError as error:
+        raise PacketError(f"the packet leaves out a tensor that is not held here ({error})") from error
