@@ -77,8 +77,17 @@ def _signs() -> Tensor:
     return torch.from_numpy(numpy_generator(0, "sketch").choice(np.array([-1.0, 1.0]), PIECE))
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
-    """Of two sketches, from −1 to 1; 0 if one is nothing."""
-    a, b = a.double(), b.double()
-    lengths = math.sqrt((a * a).sum().item() * (b * b).sum().item())
-    return max(-1.0, min(1.0, (a * b).sum().item() / lengths)) if lengths else 0.0
+def cosines(sketches: Tensor, other: Tensor) -> list[float]:
+    """Of every sketch (a row) with the other, from −1 to 1; 0 if one is nothing."""
+    found: list[float] = (units(sketches) * units(other[None])).sum(1).clamp(-1, 1).tolist()
+    return found
+
+
+def sum_of_units(sketches: Tensor) -> Tensor:
+    """The sketches' common direction, each counting alike."""
+    return units(sketches).sum(0)
+
+
+def units(sketches: Tensor) -> Tensor:
+    rows = sketches.double()
+    return rows / rows.square().sum(1, keepdim=True).sqrt().clamp_min(1e-300)
