@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from consilium import simulation
+from consilium.cli.progress import Progress
 from consilium.errors import StudyError
 from consilium.privacy.firewall import EMPTY, Firewall, History, Verdict, judged
 from consilium.privacy.measuring import Update, cosines, updates_of
@@ -116,6 +117,23 @@ def test_the_same_verdicts_across_processes(federation: Path, tmp_path: Path, po
     told = [[(e["round"], e["site"], e["firewall"]) for e in events(f, "train") if "firewall" in e] for f in (across, within)]
     assert told[0] == told[1]
     assert state(across) == state(within)
+
+
+def test_progress_names_what_was_left_out_and_what_was_odd(capsys: pytest.CaptureFixture[str]) -> None:
+    start = {"event": "start", "method": "fedavg", "rounds": 9, "round": 0, "aside": [], "sites": {"ada": 8}}
+    place = {"round": 7, "phase": "train", "site": "ada", "loss": 0.5}
+    with Progress() as progress:
+        progress.show(start)
+        progress.show({"event": "refused", **place, "why": "it is too long", "firewall": {"verdict": "refused"}})
+        progress.show({"event": "train", **place, "firewall": {"verdict": "odd", "why": "it is turned"}})
+        progress.show({"event": "train", **place, "firewall": {"verdict": "accepted"}})
+        progress.show({"event": "privacy", "epsilon": 1.2345, "delta": 1e-5, "rounds": 9})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == [
+        "round 7: ada was left out: it is too long",
+        "round 7: ada sent an odd update, which was merged: it is turned",
+        "note: differential privacy of every site's training cases: ε 1.23 at δ 1e-05 over 9 rounds",
+    ]
 
 
 # ------------------------------------------------------------------------------------------- settings
