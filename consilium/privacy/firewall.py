@@ -164,18 +164,18 @@ class _View:
         if growth - common > max(math.log(rules.times), rules.sigmas * spread):
             also = f"; the others' are {math.exp(common):.3g} times theirs" if grown else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
-        turn, usual = self._turn(site), _usual(past.turns)
+        turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
         if turn < -rules.turn and usual - turn > rules.sigmas * _spread(past.turns[-WINDOW:], "turn"):
             yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
         yield from self._shifted(update.shift, past.shifts[-WINDOW:])
-        like, usual = self._like(site), _usual(past.likenesses)
+        like, usual = self._like(site), statistics.median(past.likenesses[-WINDOW:])
         beyond = rules.sigmas * _spread(past.likenesses[-WINDOW:], "likeness")
         if like > rules.likeness and like - usual > beyond and not self._repeated(site):
             yield f"'{self.part}' is nearly an earlier update (cosine {like:.3f}, usually {usual:.3f})"
 
     def _growth(self, site: SiteName) -> float:
         """How much longer than usual, as a logarithm."""
-        return math.log(self.now[site].length) - _usual(self.past[site].lengths)
+        return math.log(self.now[site].length) - statistics.median(self.past[site].lengths[-WINDOW:])
 
     def _turn(self, site: SiteName) -> float:
         return cosines(self.now[site].sketch[None], sum_of_units(self.past[site].sketches[-WINDOW:]))[0]
@@ -230,15 +230,11 @@ class _View:
         return ((total * total).sum().item() - k) / (k * (k - 1))
 
     def _shifted(self, shift: float, usual: Sequence[float]) -> Iterator[str]:
-        middle = _usual(usual)
+        middle = statistics.median(usual)
         if shift > self.rules.shift and shift - middle > self.rules.sigmas * _spread(usual, "shift"):
             yield (
                 f"'{self.part}' is shifted by a constant, {shift:.0%} of its length where {middle:.0%} is usual"
             )
-
-
-def _usual(values: Sequence[float]) -> float:
-    return statistics.median(values[-WINDOW:])
 
 
 def _spread(values: Sequence[float], kind: str) -> float:
