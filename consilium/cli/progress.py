@@ -97,7 +97,9 @@ class _Board:
         if odd and event["loss"] is not None:
             facts["losses"][event["site"]] = event["loss"]
         if what in ("lost", "refused") or odd:
-            verb = {"lost": "did not answer", "refused": "was left out"}.get(what, "sent an odd update, which was merged")
+            verb = {"lost": "did not answer", "refused": "was left out"}.get(
+                what, "sent an odd update, which was merged"
+            )
             where = event["phase"] if event["phase"] in facts["aside"] else f"round {event['round']}"
             return f"{where}: {event['site']} {verb}: {event['firewall']['why'] if odd else event['why']}"
         if what == "train" and event["loss"] is not None:

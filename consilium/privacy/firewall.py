@@ -23,7 +23,8 @@ from consilium.weights import SiteName
 
 KNOWN = 4  # accepted updates after which a site has a past of its own
 WINDOW = 10  # the latest of them count
-OTHERS = 2  # others needed to hold a newcomer against
+OTHERS = 2  # others needed to hold a newcomer's length against
+VOTERS = 4  # and its direction, which takes a majority that does not hang on one site
 SAME = 1e-5  # of its length: two updates that differ by less are one
 # the smallest deviations believed, so that a very steady past makes nothing odd
 SPREAD = {"length": 0.1, "turn": 0.05, "shift": 0.05, "likeness": 0.02}
@@ -34,9 +35,10 @@ class Firewall:
     """`[study.firewall]`: what becomes of replies that are sound but odd."""
 
     mode: str = "observe"  # odd updates are merged and said; "refuse": they are left out; "off"
-    sigmas: float = 6.0  # robust deviations from what is usual
+    sigmas: float = 4.0  # robust deviations from what is usual
     times: float = 5.0  # as long as usual
     turn: float = 0.1  # against the usual direction, as a cosine
+    against: float = 0.3  # the same against the others', of a site without a past
     shift: float = 0.5  # of the length, in one constant
     likeness: float = 0.95  # to an earlier update, as a cosine
 
@@ -45,7 +47,7 @@ class Firewall:
             raise StudyError(f"[study.firewall] mode = {self.mode!r}: it must be one of off, observe, refuse.")
         if not (1 <= self.sigmas < math.inf and 1 < self.times < math.inf):
             raise StudyError("[study.firewall] sigmas must be at least 1, and times above 1.")
-        for name in ("turn", "shift", "likeness"):
+        for name in ("turn", "against", "shift", "likeness"):
             if not 0 <= getattr(self, name) < 1:
                 raise StudyError(f"[study.firewall] {name} = {getattr(self, name)}: it must be in [0, 1).")
 
@@ -160,16 +162,17 @@ class _View:
         grown = [self._growth(other) for other in others if len(self.past[other].lengths) >= KNOWN]
         common = max(0.0, statistics.median(grown)) if grown else 0.0  # a schedule lengthens everyone's at once
         growth = self._growth(site)
-        spread = _spread(past.lengths[-WINDOW:], "length")
+        spread = _wander(past.lengths[-WINDOW:], "length")
         if growth - common > max(math.log(rules.times), rules.sigmas * spread):
             also = f"; the others' are {math.exp(common):.3g} times theirs" if grown else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
         turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
-        if turn < -rules.turn and usual - turn > rules.sigmas * _spread(past.turns[-WINDOW:], "turn"):
+        if turn < -rules.turn and usual - turn > rules.sigmas * _wander(past.turns[-WINDOW:], "turn"):
             yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
-        yield from self._shifted(update.shift, past.shifts[-WINDOW:])
+        recent = past.shifts[-WINDOW:]
+        yield from self._shifted(update.shift, statistics.median(recent), _wander(recent, "shift"))
         like, usual = self._like(site), statistics.median(past.likenesses[-WINDOW:])
-        beyond = rules.sigmas * _spread(past.likenesses[-WINDOW:], "likeness")
+        beyond = rules.sigmas * _wander(past.likenesses[-WINDOW:], "likeness")
         if like > rules.likeness and like - usual > beyond and not self._repeated(site):
             yield f"'{self.part}' is nearly an earlier update (cosine {like:.3f}, usually {usual:.3f})"
 
@@ -198,27 +201,34 @@ class _View:
     def _unlike_others(self, site: SiteName, others: Sequence[SiteName]) -> Iterator[str]:
         rules = self.rules
         ahead = self._ahead(site, others)
-        spread = _spread([math.log(self.now[other].length) for other in others], "length")
+        spread = _spread([self._reach(other) for other in others], "length")
         if ahead > max(math.log(rules.times), rules.sigmas * spread):
             yield f"'{self.part}' is {math.exp(ahead):.3g} times as long as the others' updates"
         against, accord = self._against(site, others), self._accord(others)
-        if against < -rules.turn and accord > rules.turn:
+        starts = {update.start for update in self.now.values()}
+        alike = len(starts) == 1 and "" not in starts and len(others) >= VOTERS  # all began at one shared model
+        if alike and against < -rules.against and accord > rules.turn:
             said = f"cosine {against:.2f}, theirs among themselves {accord:.2f}"
             yield f"'{self.part}' points against the others' updates ({said})"
-        yield from self._shifted(self.now[site].shift, [self.now[other].shift for other in others])
+        theirs = [self.now[other].shift for other in others]
+        yield from self._shifted(self.now[site].shift, statistics.median(theirs), _spread(theirs, "shift"))
 
     def _ahead(self, site: SiteName, others: Sequence[SiteName]) -> float:
-        """How much longer than the others', as a logarithm.
+        """How much longer than the others', as a logarithm; theirs as they are, or as they were at first if longer.
 
         More cases are more steps, and the length grows with them, by a power between 1/2 (a random walk) and 1; means
         such as gradients do not grow at all. So a site is as far ahead as the kinder of the two readings says.
         """
 
         def by(power: float) -> float:
-            logs = {name: math.log(self.now[name].length) - power * math.log(self.n[name]) for name in (site, *others)}
-            return logs[site] - statistics.median(logs[other] for other in others)
+            theirs = statistics.median(self._reach(other) - power * math.log(self.n[other]) for other in others)
+            return math.log(self.now[site].length) - power * math.log(self.n[site]) - theirs
 
         return min(by(0.0), by(0.75))
+
+    def _reach(self, site: SiteName) -> float:
+        """A length that was believed: who comes late learns what the others have learned long ago."""
+        return max([math.log(self.now[site].length), *self.past[site].lengths[:1]])
 
     def _against(self, site: SiteName, others: Sequence[SiteName]) -> float:
         theirs = sum_of_units(torch.stack([self.now[other].sketch for other in others]))
@@ -229,15 +239,18 @@ class _View:
         total, k = sum_of_units(torch.stack([self.now[other].sketch for other in others])), len(others)
         return ((total * total).sum().item() - k) / (k * (k - 1))
 
-    def _shifted(self, shift: float, usual: Sequence[float]) -> Iterator[str]:
-        middle = statistics.median(usual)
-        if shift > self.rules.shift and shift - middle > self.rules.sigmas * _spread(usual, "shift"):
-            yield (
-                f"'{self.part}' is shifted by a constant, {shift:.0%} of its length where {middle:.0%} is usual"
-            )
+    def _shifted(self, shift: float, usual: float, spread: float) -> Iterator[str]:
+        if shift > self.rules.shift and shift - usual > self.rules.sigmas * spread:
+            yield f"'{self.part}' is shifted by a constant, {shift:.0%} of its length where {usual:.0%} is usual"
 
 
 def _spread(values: Sequence[float], kind: str) -> float:
     """The MAD, scaled to be the standard deviation of a normal sample."""
     middle = statistics.median(values)
     return max(SPREAD[kind], 1.4826 * statistics.median(abs(value - middle) for value in values))
+
+
+def _wander(values: Sequence[float], kind: str) -> float:
+    """The same from one value to the next, so that a slow trend, as of lengths while training converges, is no spread."""
+    steps = [after - before for before, after in zip(values, values[1:])]
+    return max(SPREAD[kind], _spread(steps, kind) / math.sqrt(2))

@@ -34,24 +34,25 @@ class Update:
     sketch: Tensor  # (WIDTH,) float32
     digest: str  # of the part as it was sent
     blur: float  # what rounding to float32 can do to the length
+    start: str = ""  # the digest of where the site began; empty: the part is itself a change
 
 
 def updates_of(uplink: Any, start: Mapping[str, Weights]) -> dict[str, Update]:
     """Every model and tensor of a reply, by path, against what it was before the site trained; none that stayed."""
     _, weights, tensors = tree.split(uplink)
     parts = weights | {path: Weights.over({"": tensor}) for path, tensor in tensors.items()}
-    found = {path: _update(part, start.get(path, Weights.over({}))) for path, part in parts.items()}
+    found = {path: _update(part, start.get(path)) for path, part in parts.items()}
     return {path: update for path, update in found.items() if update.length > 0}
 
 
-def _update(part: Weights, start: Weights) -> Update:
+def _update(part: Weights, start: Weights | None) -> Update:
     squares, total, size, count = 0.0, 0.0, 0.0, 0
     sketch = torch.zeros(WIDTH, dtype=torch.float64)
     for name, tensor in part.items():
         if not (tensor.is_floating_point() or tensor.dtype == torch.bool):
             continue  # counters, which nobody averages
         after = tensor.reshape(-1)
-        before = start[name].reshape(-1) if name in start else None
+        before = start[name].reshape(-1) if start is not None and name in start else None
         for first in range(0, len(after), PIECE):
             sent = after[first : first + PIECE].double()
             moved = sent if before is None else sent - before[first : first + PIECE].double()
@@ -62,7 +63,8 @@ def _update(part: Weights, start: Weights) -> Update:
         count += len(after)
     length = math.sqrt(squares)
     shift = abs(total) / (math.sqrt(count) * length) if length else 0.0
-    return Update(length, min(1.0, shift), sketch.float(), part.digest, math.sqrt(size) * 2.0**-23)
+    began = start.digest if start is not None else ""
+    return Update(length, min(1.0, shift), sketch.float(), part.digest, math.sqrt(size) * 2.0**-23, began)
 
 
 def _summed(piece: Tensor, name: str, first: int) -> Tensor:

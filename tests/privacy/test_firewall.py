@@ -36,27 +36,31 @@ def events(folder: RunFolder, kind: str) -> list[Any]:
 
 
 def guarded(federation: Path, method: str = "fedavg", rounds: int = ROUNDS, mode: str = "refuse", **more: Any) -> Study:
-    return toy_study(
-        federation, method, study__rounds=rounds, study__score_every=rounds, study__firewall=mode, **more
-    )
+    plan = {"study__rounds": rounds, "study__score_every": rounds, "study__firewall": mode}
+    return toy_study(federation, method, **plan, **({"local__batch_size": 4} | more))
 
 
 # ------------------------------------------------------------------------------------------- sites that lie
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedsm", "apple"])
-def test_a_liar_is_found_out_and_is_as_if_away(method: str, federation: Path, tmp_path: Path) -> None:
-    """Five honest rounds, then a lie in every round, each of another kind."""
-    folder = run_lying(guarded(federation, method), tmp_path / "lying", "cid", LYING)
-    refused = events(folder, "refused")
-    found = {event["round"]: event["firewall"]["verdict"] for event in refused if event["site"] == "cid"}
-    assert found == dict.fromkeys(LYING, "refused"), [name for name, n in zip(LIES, LYING) if n not in found]
-    assert {event["site"] for event in refused} == {"cid"}
-    away = guarded(federation, method, study__away={"cid": list(LYING)})
+def test_a_liar_is_found_out(method: str, federation: Path, tmp_path: Path) -> None:
+    """Five honest rounds, then a lie in every round, each of another kind; nobody else is suspected."""
+    folder = run_lying(guarded(federation, method), tmp_path, "cid", LYING)
+    refused = {(event["round"], event["site"]) for event in events(folder, "refused")}
+    assert refused == {(round, "cid") for round in LYING}, dict(zip(LYING, LIES))
+
+
+def test_a_site_that_was_refused_is_as_if_away(federation: Path, tmp_path: Path) -> None:
+    """Its memory too: a lie in round 6, an honest round 7."""
+    study = guarded(federation, "scaffold", rounds=7)
+    folder = run_lying(study, tmp_path / "lying", "cid", {6: LIES["flipped"]})
+    assert [event["round"] for event in events(folder, "refused")] == [6]
+    away = guarded(federation, "scaffold", rounds=7, study__away={"cid": [6]})
     assert state(folder) == state(run_in_process(away, tmp_path / "away"))
 
 
-@pytest.mark.parametrize("lie", ["scaled by 10", "scaled by 100", "flipped", "negated", "shifted by 0.1"])
+@pytest.mark.parametrize("lie", ["scaled by 10", "scaled by 100", "negated", "shifted by 0.1"])
 def test_a_liar_from_the_first_round_is_found_out_by_the_others(lie: str, federation: Path, tmp_path: Path) -> None:
     study = guarded(federation, rounds=2)
     folder = run_lying(study, tmp_path, "ada", dict.fromkeys((1, 2), LIES[lie]))
@@ -114,7 +118,10 @@ def test_the_same_verdicts_across_processes(federation: Path, tmp_path: Path, po
     study = guarded(federation, "fedsm", rounds=3)
     across = RunFolder.open(simulation.run(study, tmp_path / "across", pool=pool).folder)
     within = RunFolder.open(simulation.run(study, tmp_path / "within", workers=0).folder)
-    told = [[(e["round"], e["site"], e["firewall"]) for e in events(f, "train") if "firewall" in e] for f in (across, within)]
+    told = [
+        [(e["round"], e["site"], e["firewall"]) for e in events(f, "train") if "firewall" in e]
+        for f in (across, within)
+    ]
     assert told[0] == told[1]
     assert state(across) == state(within)
 
@@ -208,13 +215,13 @@ def update(direction: torch.Tensor, length: float) -> Update:
 
 
 class Play:
-    """Rounds of made-up updates at four sites with 10 cases each, through the firewall."""
+    """Rounds of made-up updates of a shared model at sites with 10 cases each, through the firewall."""
 
-    def __init__(self) -> None:
+    def __init__(self, sites: str = "abcd") -> None:
         self.draw = torch.Generator().manual_seed(1)
         self.common = self.noise()
         self.history: History = EMPTY
-        self.roster = {name: SiteCard(name, i, 10, ()) for i, name in enumerate("abcd")}
+        self.roster = {name: SiteCard(name, i, 10, ()) for i, name in enumerate(sites)}
 
     def noise(self) -> torch.Tensor:
         return torch.randn(3000, generator=self.draw)
@@ -235,6 +242,13 @@ def test_an_honest_site_that_is_always_longer_and_turned_is_not_odd() -> None:
     """Three times the others' length, at a right angle to them, for 60 rounds."""
     play, own = Play(), torch.randn(3000, generator=torch.Generator().manual_seed(2))
     assert [play.odd(d=update(own + play.noise(), 3.0)) for _ in range(60)] == [{}] * 60
+
+
+def test_a_newcomer_among_many_is_held_against_their_direction() -> None:
+    play = Play("abcdef")
+    assert set(play.odd(c=update(play.noise() - play.common, 1.0))) == {"c"}
+    few = Play("abc")  # whom of three to believe?
+    assert few.odd(c=update(few.noise() - few.common, 1.0)) == {}
 
 
 def test_a_schedule_that_lengthens_all_is_nobodys_fault() -> None:
