@@ -167,7 +167,9 @@ class _View:
             also = f"; the others' are {math.exp(common):.3g} times theirs" if grown else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
         turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
-        if turn < -rules.turn and usual - turn > rules.sigmas * _wander(past.turns[-WINDOW:], "turn"):
+        # turned round, the cosine would be minus the usual one; without a usual direction there is nothing to turn
+        turned = usual > rules.turn and turn < -max(rules.turn, usual / 3)
+        if turned and usual - turn > rules.sigmas * _wander(past.turns[-WINDOW:], "turn"):
             yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
         recent = past.shifts[-WINDOW:]
         yield from self._shifted(update.shift, statistics.median(recent), _wander(recent, "shift"))

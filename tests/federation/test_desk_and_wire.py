@@ -248,7 +248,7 @@ def test_a_private_study_keeps_to_the_epsilon_it_told(
     (told,) = events(folder, "privacy")
     assert told["epsilon"] < 4.0
     simulated = simulation.run(study, tmp_path / "simulated", workers=0).folder
-    first = [[e["firewall"]["figures"] for e in events(f, "train")][0] for f in (folder, RunFolder.open(simulated))]
+    first = [next(e["firewall"]["figures"] for e in events(f, "train")) for f in (folder, RunFolder.open(simulated))]
     assert first[0] != first[1]  # a hospital's noise comes from a key that nobody else has
 
 

@@ -1,4 +1,4 @@
-"""Noise before anything leaves: ε by known values, the mechanism by hand, what is refused because noise would not cover it."""
+"""Noise before anything leaves: ε by known values, the mechanism by hand, and what noise would not cover is refused."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import simulation
 from consilium.cli.progress import Progress
 from consilium.errors import StudyError
 from consilium.privacy.firewall import EMPTY, Firewall, History, Verdict, judged
@@ -71,7 +70,7 @@ def test_the_reason_is_said_with_its_figures(federation: Path, tmp_path: Path) -
     lies = {HONEST + 1: scale(100.0), HONEST + 2: scale(-1.0), HONEST + 3: shift(1.0)}
     folder = run_lying(guarded(federation, rounds=HONEST + 3), tmp_path, "cid", lies)
     long, flipped, shifted = events(folder, "refused")
-    assert "'global' is 1" in long["why"] and "times as long as the site's updates usually are" in long["why"]
+    assert "times as long as the site's updates usually are" in long["why"]
     assert 50 < long["firewall"]["figures"]["global"]["times_own"] < 200
     assert "'global' points against the site's earlier updates (cosine -0." in flipped["why"]
     assert "'global' is shifted by a constant, " in shifted["why"]
@@ -111,19 +110,6 @@ def test_to_observe_changes_nothing_but_says_it(federation: Path, tmp_path: Path
     assert "times as long" in odd[0]["firewall"]["why"]
     assert not any("firewall" in event for event in events(runs["off"], "train"))
     assert not events(runs["observe"], "refused")
-
-
-@pytest.mark.xdist_group("pool")
-def test_the_same_verdicts_across_processes(federation: Path, tmp_path: Path, pool: Any) -> None:
-    study = guarded(federation, "fedsm", rounds=3)
-    across = RunFolder.open(simulation.run(study, tmp_path / "across", pool=pool).folder)
-    within = RunFolder.open(simulation.run(study, tmp_path / "within", workers=0).folder)
-    told = [
-        [(e["round"], e["site"], e["firewall"]) for e in events(f, "train") if "firewall" in e]
-        for f in (across, within)
-    ]
-    assert told[0] == told[1]
-    assert state(across) == state(within)
 
 
 def test_progress_names_what_was_left_out_and_what_was_odd(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,6 +235,15 @@ def test_a_newcomer_among_many_is_held_against_their_direction() -> None:
     assert set(play.odd(c=update(play.noise() - play.common, 1.0))) == {"c"}
     few = Play("abc")  # whom of three to believe?
     assert few.odd(c=update(few.noise() - few.common, 1.0)) == {}
+
+
+def test_what_has_no_usual_direction_cannot_be_turned_round() -> None:
+    """As the change of a control variate, every one of which undoes a part of the last."""
+    play, before = Play(), torch.zeros(3000)
+    for _ in range(20):
+        now = play.noise()
+        assert play.odd(c=update(now - before, 1.0)) == {}
+        before = now
 
 
 def test_a_schedule_that_lengthens_all_is_nobodys_fault() -> None:
