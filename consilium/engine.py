@@ -14,6 +14,8 @@ from consilium.errors import StudyError, UserError, WorkError
 from consilium.fields import nearest
 from consilium.machine import peak_memory_mb
 from consilium.method import Best, Method, Phase, Valid, away_as, timeline
+from consilium.privacy.firewall import EMPTY, History, Verdict, judged
+from consilium.privacy.measuring import Update, updates_of
 from consilium.randomness import numpy_generator
 from consilium.refusal import accepted
 from consilium.run_folder import RunFolder, disk_errors
@@ -123,6 +125,7 @@ class _Run:
         server: Any = state.server if state else self.method.start(self.task, self.roster)
         merged: dict[SiteName, int] = dict(state.merged) if state else {}
         done = state.done if state else 0
+        history = state.history if state else EMPTY
         self._say_hello(done)
         if done:
             best = self._score_if_due(*self.line[done - 1], server, merged, best)
@@ -131,10 +134,10 @@ class _Run:
                 server = best.server
                 merged.update(best.merged)  # and the memories that go with it
             start = time.perf_counter()
-            replies = self._exchange(server, phase, round, merged, best.merged if best else {})
+            replies, history = self._exchange(server, phase, round, merged, best.merged if best else {}, history)
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
-            server = self.folder.commit(round, server, merged, last=(phase, round) == self._last_counting)
+            server = self.folder.commit(round, server, merged, history, last=(phase, round) == self._last_counting)
             place = {"step": round.step + 1, "steps": round.total}
             self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=_seconds(start))
             best = self._score_if_due(phase, round, server, merged, best)
@@ -158,6 +161,14 @@ class _Run:
             sites={name: card.n for name, card in self.roster.items()},
         )
 
+        if self.study.privacy.on and not done:
+            self.folder.note("privacy", **self._privacy())
+
+    def _privacy(self) -> dict[str, Any]:
+        """What every site gives away at most, by the noise it adds."""
+        told = self.study.privacy
+        return {"epsilon": round3(told.epsilon(len(self.line))), "delta": told.delta, "rounds": len(self.line)}
+
     # ------------------------------------------------------------------------------------ one round
 
     def _exchange(
@@ -167,40 +178,53 @@ class _Run:
         round: Round,
         merged: Mapping[SiteName, int],
         best: Mapping[SiteName, int],
-    ) -> dict[SiteName, Any]:
+        history: History,
+    ) -> tuple[dict[SiteName, Any], History]:
         """Orders out, replies in; a reply that cannot be used is left out, said, and forgotten by its site."""
         asked = self._asked(phase, round)
         orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
         packets = _flattened(orders)
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, best)
-        came = {name: (reply, *self._accepted(name, reply, head)) for name, reply in self.wire.train(packets, head)}
+        came: dict[SiteName, tuple[Reply, Any | None, str]] = {}
+        updates: dict[SiteName, Mapping[str, Update]] = {}
+        for name, reply in self.wire.train(packets, head):
+            uplink, why = self._accepted(name, reply, head)
+            came[name] = reply, uplink, why
+            if uplink is not None and self.study.plan.firewall.mode != "off":
+                start = self.method.started_from(server, self.roster[name], orders[name])
+                updates[name] = updates_of(uplink, start)
+        by_name = {name: updates[name] for name in sorted(updates)}  # whoever answers first
+        verdicts, history = judged(self.study.plan.firewall, history, by_name, self.roster, phase.name)
         replies: dict[SiteName, Any] = {}
         lost = ""
         for name, (reply, uplink, lost_here) in sorted(came.items()):
             facts = {"round": round.number, "phase": phase.name, "site": name}
             self.memory_mb[name] = reply.memory_mb
-            if uplink is None:
-                lost = lost_here
-                self.folder.note("lost" if reply.packet is None else "refused", **facts, why=lost_here)
+            verdict = verdicts.get(name)
+            odd = verdict.why if verdict and self.study.plan.firewall.mode == "refuse" else ""
+            if uplink is None or odd:
+                lost = odd or lost_here
+                self.folder.note("lost" if reply.packet is None else "refused", **facts, why=lost, **_told(verdict))
                 continue
             replies[name] = uplink
             assert reply.packet is not None
             down = packets[name].nbytes() if reply.sent is None else reply.sent
             cost = {"bytes_down": down, "bytes_up": reply.packet.nbytes()}
-            work = {"loss": getattr(uplink, "loss", None), "steps": getattr(uplink, "steps", None)}
+            loss = None if self.study.privacy.on else getattr(uplink, "loss", None)  # private: it was not sent
+            work = {"loss": loss, "steps": getattr(uplink, "steps", None)}
             work |= {
                 name: value
                 for name, value in vars(uplink).items()
                 if name.endswith("_loss") and isinstance(value, float)
             }
-            self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost)
+            self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost, **_told(verdict, "odd"))
         if len(replies) < max(1, self.study.plan.min_sites):
             raise WorkError(
                 f"{_called(phase, round)}: {len(replies)} of {len(packets)} sites answered, but min_sites is "
                 f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "
                 f"saved; when the sites are back, `consilium resume {self.folder.path}`."
             )
-        return replies
+        return replies, history
 
     def _asked(self, phase: Phase, round: Round) -> list[SiteName]:
         """The sites of this round: all but those away, or a seeded draw of them."""
@@ -341,7 +365,8 @@ class _Run:
             joint=[row for row in rows if row.phase not in ("best", "last")] if apart else (),
         )
         hidden = self._hidden()
-        return {**summary, "hidden": hidden} if hidden else summary
+        privacy = {"privacy": self._privacy()} if self.study.privacy.on else {}
+        return {**summary, **({"hidden": hidden} if hidden else {}), **privacy}
 
     def _hidden(self) -> dict[SiteName, list[str]]:
         """What was scored on test masks though the site does not annotate it: known only because this is a trial."""
@@ -357,6 +382,14 @@ def _called(phase: Phase, round: Round) -> str:
     if phase.counts:
         return f"round {round.number}"
     return f"the phase '{phase.name}'" + (f", step {round.step + 1}" if round.total > 1 else "")
+
+
+def _told(verdict: Verdict | None, if_odd: str = "refused") -> dict[str, Any]:
+    """The firewall's verdict as the journal has it."""
+    if verdict is None:
+        return {}
+    said = {"verdict": if_odd, "why": verdict.why} if verdict.why else {"verdict": "accepted"}
+    return {"firewall": {**said, "figures": verdict.figures}}
 
 
 def _flattened(orders: Mapping[SiteName, Any]) -> dict[SiteName, Packet]:

@@ -68,6 +68,10 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         if Ellipsis not in args and len(value) != len(args):
             raise StudyError(f"{where} = {value!r}: it must have {len(args)} values.")
         return tuple(_typed(v, args[0] if Ellipsis in args else args[i], where) for i, v in enumerate(value))
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise StudyError(f"{where} = {value!r}: it must be a table.")
+        return fill(hint, value, where.removeprefix("[").replace("] ", "."))  # type: ignore[arg-type]
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise StudyError(f"{where} = {value!r}: it must be a table.")
@@ -87,6 +91,8 @@ def plain(item: Any) -> dict[str, Any]:
     """A dataclass's fields as TOML and JSON can hold them."""
 
     def thawed(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return plain(value)
         if isinstance(value, Mapping):
             return {key: thawed(part) for key, part in value.items()}
         return [thawed(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from consilium import tree
 from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.tree import hints_of, message
 from consilium.weights import SiteName, Weights
@@ -117,6 +118,13 @@ class Method(ABC):
         """After every scored round: the state to keep. Here: the higher validation site mean of the headline model."""
         old, new = best.valid.get(self.headline), now.valid.get(self.headline)
         return best if old and new and old.value >= new.value else now
+
+    def started_from(self, server: Any, site: SiteCard, sent: Any) -> Mapping[str, Weights]:
+        """What the parts of a site's uplink were before it trained, by path: an update is measured from there.
+
+        Here: what was sent under the same name. A part without a start is itself a change, such as a gradient.
+        """
+        return tree.split(sent).weights
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Any:
         """The expected uplink on the meta device: names, shapes, types, which fields are None.

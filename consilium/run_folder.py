@@ -18,6 +18,7 @@ from consilium import __version__, tree
 from consilium.errors import RunError, WorkError, not_a_run
 from consilium.machine import origin
 from consilium.method import Best, Method, Valid
+from consilium.privacy.firewall import EMPTY, History
 from consilium.scores import COLUMNS, Row, read_rows, write_rows
 from consilium.site import Round
 from consilium.store import Store, read_json, write_json
@@ -30,11 +31,12 @@ FORMAT = 1  # of the run folder; a change keeps older ones readable or refuses t
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands: the server after `done` rounds, and the last round merged from each site."""
+    """Where a run stands: the server after `done` rounds, the last round merged from each site."""
 
     server: Any
     done: int
     merged: Mapping[SiteName, int]
+    history: History = EMPTY  # what the firewall has seen
 
 
 class RunFolder:
@@ -154,7 +156,14 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------ state
 
-    def commit(self, round: Round, server: Any, merged: Mapping[SiteName, int], last: bool = False) -> Any:
+    def commit(
+        self,
+        round: Round,
+        server: Any,
+        merged: Mapping[SiteName, int],
+        history: History = EMPTY,
+        last: bool = False,
+    ) -> Any:
         """Make a round last; returns the server as it will be read again, so that going on equals resuming.
 
         `last`: it is the last of the paper's rounds, whose state is kept beside what later phases make of it.
@@ -163,7 +172,10 @@ class RunFolder:
         document = self._store.put(server)
         if last:
             write_json({"server": document, "merged": dict(merged)}, self._states / "last.json", durable=False)
-        write_json({"round": round.index, "merged": dict(merged), "server": document}, self._state_path(round.index))
+        facts = {"round": round.index, "merged": dict(merged), "server": document}
+        if history.traces:
+            facts["firewall"] = self._store.put(history)
+        write_json(facts, self._state_path(round.index))
         if self.study.plan.keep_rounds != "all":
             for index in self._rounds()[:-2]:
                 self._state_path(index).unlink()
@@ -189,7 +201,8 @@ class RunFolder:
             return None
         facts = read_json(self._state_path(rounds[-1]))
         server = self._read(facts["server"], method)
-        return State(server, facts["round"] + 1, facts.get("merged", {}))
+        history = self._store.get(facts["firewall"], History) if "firewall" in facts else EMPTY
+        return State(server, facts["round"] + 1, facts.get("merged", {}), history)
 
     def best(self, method: Method) -> Best | None:
         path = self._states / "best.json"
@@ -223,7 +236,10 @@ class RunFolder:
 
     def _documents(self) -> Iterator[Mapping[str, Any]]:
         for path in self._states.glob("*.json"):
-            yield read_json(path)["server"]
+            facts = read_json(path)
+            yield facts["server"]
+            if "firewall" in facts:
+                yield facts["firewall"]
 
     # ------------------------------------------------------------------------------------ scores
 

@@ -26,6 +26,8 @@ from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.methods.averaged import Averaged, Release, check_averaging
 from consilium.networks import NETWORKS, Network
+from consilium.privacy.dp import Privacy
+from consilium.privacy.firewall import Firewall
 from consilium.site import Local, Task
 from consilium.tasks import Facts, TaskFields, build_task, default_network
 
@@ -46,6 +48,7 @@ class Plan:
     min_sites: int = 1
     deadline: float = 3600.0  # seconds per round, in a real federation
     keep_rounds: str = "last-two"  # or "all"
+    firewall: Firewall = field(default_factory=Firewall)  # what becomes of odd updates; its mode alone will do
 
     def __post_init__(self) -> None:
         for name, low in (("rounds", 1), ("score_every", 1), ("min_sites", 1), ("sites_per_round", 0), ("seed", 0)):
@@ -98,6 +101,7 @@ class Study:
     method: Method  # as it runs: `Averaged` where the study averages releases
     facts: Facts
     release: Release = field(default_factory=Release)
+    privacy: Privacy = field(default_factory=Privacy)
 
     @cached_property
     def task(self) -> Task:
@@ -117,6 +121,11 @@ class Study:
         return self.data.pooled or self.method.pooled
 
     @property
+    def exchanges(self) -> int:
+        """How often a site is asked at most: the rounds of all phases."""
+        return sum(phase.rounds for phase in self.method.phases(self.plan.rounds))
+
+    @property
     def hash(self) -> str:
         """Eight characters that differ when anything that decides the run differs."""
         return hashlib.sha256(json.dumps(self.tables(), sort_keys=True).encode()).hexdigest()[:8]
@@ -133,6 +142,7 @@ class Study:
             "local": plain(self.local),
             "method": {"name": self.method_name, **plain(method)},
             **release,
+            "privacy": plain(self.privacy),
             "facts": plain(self.facts),
         }
 
@@ -186,7 +196,7 @@ def load_study(path: Path | str, changes: Sequence[str] = ()) -> Study:
 
 def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
     """A study from TOML tables; a relative federation is looked for here, then beside the study file."""
-    sections = ("study", "data", "preprocess", "task", "local", "method", "facts", "release")
+    sections = ("study", "data", "preprocess", "task", "local", "method", "privacy", "facts", "release")
     for section, table in tables.items():
         if section == "suite":
             raise StudyError("this is a suite, not a study; give it to `consilium suite`.")
@@ -208,12 +218,20 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
         raise StudyError(f"[preprocess] size = {list(preprocess.size)}: the network sees {seen.dimensions}-D {kind}.")
     task_fields, network = _task(tables.get("task", {}), seen)
     local = fill(Local, tables.get("local", {}), "local")
-    plan = fill(Plan, tables.get("study", {}), "study")
+    plan = fill(Plan, _spelled_out(tables.get("study", {})), "study")
+    privacy = fill(Privacy, tables.get("privacy", {}), "privacy")
+    privacy.check(name, method, local)
     release = fill(Release, tables.get("release", {}), "release")
     if release.swa_from:
         check_averaging(method)
         method = Averaged(method, release)
-    return Study(plan, data, preprocess, task_fields, network, local, name, method, facts, release)
+    return Study(plan, data, preprocess, task_fields, network, local, name, method, facts, release, privacy)
+
+
+def _spelled_out(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`firewall = "refuse"` is `firewall = {mode = "refuse"}`."""
+    firewall = table.get("firewall")
+    return {**table, "firewall": {"mode": firewall}} if isinstance(firewall, str) else table
 
 
 def _seen(facts: Facts, preprocess: Preprocess) -> Facts:

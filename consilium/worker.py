@@ -20,6 +20,7 @@ from consilium.errors import NotForOutsiders, StudyError
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.method import Method
+from consilium.privacy.dp import Veil
 from consilium.refusal import stamped
 from consilium.scores import Row
 from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard, Task
@@ -44,6 +45,7 @@ class Worker:
     member: bool
     outside: bool
     place: Path  # the site's own folder for this run
+    veil: Veil
     alias: Callable[[str], str] = str  # a case's name as the server may read it
 
     def train(self, order: Packet, head: Envelope) -> Packet:
@@ -55,7 +57,8 @@ class Worker:
         own = kept.norm if kept else None
         got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
         uplink, memory = self.method.train(self.site, memory, got, head.round)
-        reply, own = self.norm.off(flatten(uplink), order, own)
+        reply, own = self.norm.off(flatten(self.veil.bare(uplink)), order, own)
+        reply = self.veil.over(reply, order, head.run, head.round)
         if self.norm.remembers(self.method):
             # a memory later than the merged one was never merged; the best round's is wanted again at the end
             wanted = (merged, head.best.get(self.site.card.name, -1))
@@ -224,6 +227,7 @@ def open_worker(
     place: Path,
     durable: bool = False,
     alias: Callable[[str], str] = str,
+    secret: bytes = b"",
 ) -> Worker:
     """A site with its data and `place`, its own folder for this run; of the federation it need know only itself."""
     sources = members_of(study, federation) if site == POOLED else [site]
@@ -241,6 +245,7 @@ def open_worker(
         member,
         outside=site in study.plan.leave_out,
         place=place,
+        veil=Veil(study.privacy, secret or f"{study.plan.seed}|{site}".encode()),  # a simulation has no secrets
         alias=alias,
     )
 

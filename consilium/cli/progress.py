@@ -90,10 +90,18 @@ class _Board:
             return f"{event['method']}: {verb} {many} at {len(event['sites'])} sites ({cases})"
         if what == "warning":
             return f"note: {event['text']}"
-        if what in ("lost", "refused"):
-            verb = "did not answer" if what == "lost" else "was left out"
+        if what == "privacy":
+            told = f"ε {event['epsilon']:.3g} at δ {event['delta']:.3g} over {event['rounds']} rounds"
+            return f"note: differential privacy of every site's training cases: {told}"
+        odd = event.get("firewall", {}).get("verdict") == "odd"
+        if odd and event["loss"] is not None:
+            facts["losses"][event["site"]] = event["loss"]
+        if what in ("lost", "refused") or odd:
+            verb = {"lost": "did not answer", "refused": "was left out"}.get(
+                what, "sent an odd update, which was merged"
+            )
             where = event["phase"] if event["phase"] in facts["aside"] else f"round {event['round']}"
-            return f"{where}: {event['site']} {verb}: {event['why']}"
+            return f"{where}: {event['site']} {verb}: {event['firewall']['why'] if odd else event['why']}"
         if what == "train" and event["loss"] is not None:
             facts["losses"][event["site"]] = event["loss"]
         if what == "round":

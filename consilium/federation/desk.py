@@ -135,6 +135,8 @@ class Desk:
                 raise Refusal("study", str(error)) from error
             if tuple(study.facts.labels) != self.hospital.labels:
                 raise Refusal("labels", f"the study has {study.facts.labels}, this hospital {self.hospital.labels}")
+            if too_little := self.hospital.too_little_privacy(study):
+                raise Refusal("privacy", too_little)
             federation = self.hospital.federation(study.facts)
             if not self.kit == self.hospital.site == next(iter(federation.sites)):
                 named = f"kit {self.kit}, hospital.toml {self.hospital.site}, site.toml {next(iter(federation.sites))}"
@@ -152,7 +154,7 @@ class Desk:
             roster = {name: card_from_json(card) for name, card in request["roster"].items()}
             place = self.hospital.place(self._run)
             own = self.hospital.on_own_device(study)
-            self._worker = open_worker(own, federation, self.hospital.site, roster, place, True, self.alias)
+            self._worker = open_worker(own, federation, self.hospital.site, roster, place, True, self.alias, self._key)
         return self._worker
 
     def alias(self, case: str) -> str:
@@ -171,13 +173,18 @@ class Desk:
             raise Refusal("bytes", f"an answer of {len(body)} bytes")
         if limits.run_bytes and left_so_far(log) + len(body) > limits.run_bytes:
             raise Refusal("bytes", f"an answer of {len(body)} bytes after {left_so_far(log)}")
+        digest = hashlib.sha256(body).hexdigest()
+        if request["do"] == "train" and self._read()[0].privacy.on:
+            before = {line["sha256"] for line in left(log) if line["what"] == "train"}
+            if len(before - {digest}) >= self._read()[0].exchanges:  # ε was told for so many
+                raise Refusal("rounds", f"an update beyond the {len(before)} that the study's ε is for")
         head = request.get("head") or {}
         line = {
             "time": _now(),
             "what": request["do"],
             "round": head["round"]["index"] + 1 if head else None,
             "bytes": len(body),
-            "sha256": hashlib.sha256(body).hexdigest(),
+            "sha256": digest,
             "facts": dict(facts),
         }
         with log.open("a", encoding="utf-8") as file:
@@ -196,10 +203,13 @@ class Desk:
 
 def left_so_far(log: Path) -> int:
     """Bytes that a run has taken out of this hospital."""
-    if not log.exists():
-        return 0
-    lines = log.read_text(encoding="utf-8").splitlines()
-    return sum(int(json.loads(line)["bytes"]) for line in lines if line.endswith("}"))
+    return sum(int(line["bytes"]) for line in left(log))
+
+
+def left(log: Path) -> list[Mapping[str, Any]]:
+    """Every message of a run that left; a line cut short by a crash is dropped."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def _word(error: Exception) -> str:

@@ -32,6 +32,8 @@ code = []            # "package.module:Class" of other packages that this hospit
 rounds = 0           # of one run; 0: no limit
 message_bytes = 0    # of one message that leaves; 0: no limit
 run_bytes = 0        # of all messages of one run; 0: no limit
+epsilon = 0.0        # only studies with differential privacy of at most this ε; 0: also studies without
+delta = 1e-5         # at this δ
 """
 
 
@@ -45,6 +47,12 @@ class Limits:
     rounds: int = 0
     message_bytes: int = 0
     run_bytes: int = 0
+    epsilon: float = 0.0
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon >= 0 and 0 < self.delta < 1):
+            raise StudyError("[limits] epsilon must be a number from 0 up, and delta in (0, 1).")
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,24 @@ class Hospital:
         ):
             raise PermissionError("hospital.toml does not allow this method")
         return make_study(tables)
+
+    def too_little_privacy(self, study: Study) -> str:
+        """Why a study is not private enough for this hospital, in a sentence; empty if it is."""
+        limits = self.limits
+        if not limits.epsilon:
+            return ""
+        if not study.privacy.on:
+            return (
+                f"hospital.toml demands differential privacy (epsilon = {limits.epsilon}) and the study has none; it "
+                "needs [privacy] clip and noise."
+            )
+        told = study.privacy.epsilon(study.exchanges, limits.delta)
+        if told <= limits.epsilon:
+            return ""
+        return (
+            f"hospital.toml demands ε of at most {limits.epsilon} at δ = {limits.delta}, and the study's {told:.3g} is "
+            "more; it needs more [privacy] noise or fewer rounds."
+        )
 
     def on_own_device(self, study: Study) -> Study:
         return replace(study, local=replace(study.local, device=self.device))

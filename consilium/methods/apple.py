@@ -167,6 +167,9 @@ class APPLE(Method):
         done = round.step / last
         return (math.cos(math.pi * done) + 1) / 2 if self.scheduler == "cosine" else 1e-3**done
 
+    def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
+        return {"core": server.cores[site.name]}
+
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         return self.Server(
             {**server.cores, **{name: reply.core for name, reply in replies.items()}},

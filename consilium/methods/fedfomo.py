@@ -91,6 +91,9 @@ class FedFomo(Method):
         wants = favourites(affinity, self.budget, self.explore, site.generator(round, "draw peers"))
         return self.Uplink(done.weights, wants, done.loss, done.steps), self.Memory(theta, done.weights, affinity)
 
+    def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
+        return {"personal": server.personal[site.name]}
+
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         return self.Server(
             {**server.personal, **{name: reply.personal for name, reply in replies.items()}},

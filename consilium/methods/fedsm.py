@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from consilium import tree
 from consilium.errors import StudyError
 from consilium.fields import fill
 from consilium.learning.fit import Fit, Job, OptimizerState, fit
@@ -228,6 +229,12 @@ class FedSM(Method):
         return self.Uplink(**{**nothing, **sent})
 
     # ------------------------------------------------------------------------------------ at the server
+
+    def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
+        parts = dict(tree.split(sent).weights)
+        if self.selector_training == "synchronised":  # its gradient comes back, which is a change by itself
+            parts.pop("selector", None)
+        return parts
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         if round.phase == "calibrate":

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from consilium import tree
 from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job, OptimizerState, fit
 from consilium.method import Best, Method, Phase, message
@@ -166,6 +167,12 @@ class LateSelector(Method):
         own = done["personal"]
         uplink = self.Uplink(done["global"].weights, own.weights, None, None, False, own.loss, own.steps)
         return uplink, self.Memory(_state(done["global"], kept), _state(own, kept), None, {})
+
+    def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
+        parts = dict(tree.split(sent).weights)
+        if self.selector_training == "synchronised":  # its gradient comes back, which is a change by itself
+            parts.pop("selector", None)
+        return parts
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         if round.phase == "models":

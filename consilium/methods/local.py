@@ -68,6 +68,9 @@ class Local(Method):
         shared = done.weights if self.share_local_parts else None
         return self.Uplink(shared, done.loss, done.steps), self.Memory(done.weights, done.state)
 
+    def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
+        return {"local": server.local[site.name]} if site.name in server.local else {}
+
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         return self.Server({**server.local, **{name: r.local for name, r in replies.items() if r.local is not None}})
 

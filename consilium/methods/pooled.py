@@ -57,6 +57,9 @@ class Pooled(Method):
         done = fit(site, {"pooled": Job(memory.pooled, state=memory.state)}, round)["pooled"]
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights, done.state)
 
+    def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
+        return {"pooled": server.pooled}
+
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         (reply,) = replies.values()
         return self.Server(reply.pooled)

@@ -80,6 +80,7 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "site_labels": list(site_tables(comparison).values()) if comparison else [],
         "hidden": _hidden(runs),
         "missed": _missed(every),
+        "odd": _odd(runs),
         "same": _same(runs),
         "differing": _differing(every),
         "origin": _origin(runs),
@@ -196,6 +197,21 @@ def _missed(every: Sequence[Group]) -> list[tuple[str, str, str, int]]:
         if event.get("event") in _MISSED
     )
     return [(*key, n) for key, n in sorted(counts.items())]
+
+
+def _odd(runs: Sequence[RunView]) -> list[tuple[str, str, str, str, str]]:
+    """Updates that were refused or found odd: run, site, what became of them, in which rounds, and the first reason."""
+    found: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for run in runs:
+        for event in run.events:
+            verdict = event.get("firewall", {})
+            if event.get("event") != "refused" and verdict.get("verdict") != "odd":
+                continue
+            what = "refused" if event["event"] == "refused" else "odd, but merged"
+            where = str(event["round"]) if event["phase"] == "train" else f"{event['phase']} {event['round']}"
+            said = str(event.get("why") or verdict["why"])
+            found.setdefault((run.name, str(event["site"]), what), []).append((where, said))
+    return [(*key, ", ".join(where for where, _ in seen), seen[0][1]) for key, seen in sorted(found.items())]
 
 
 def _same(runs: Sequence[RunView]) -> list[tuple[str, str]]:

@@ -10,14 +10,15 @@ from consilium.data.preprocess import Preprocess
 from consilium.errors import StudyError
 from consilium.fields import nearest
 from consilium.method import Method
+from consilium.privacy.dp import Privacy
 from consilium.site import Local
 from consilium.study import Plan, Source
 
 Settings = Mapping[str, Any]  # "local.lr" → value
 Lists = Mapping[str, tuple[Any, ...]]  # "local.lr" → the values to take
 
-STUDY = ("study", "data", "preprocess", "task", "local", "method", "release")
-_KINDS: dict[str, Any] = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local}
+STUDY = ("study", "data", "preprocess", "task", "local", "method", "privacy", "release")
+_KINDS: dict[str, Any] = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local, "privacy": Privacy}
 _MADE = {
     "study.seed": "seeds are in [suite] seeds",
     "study.name": "a run is named by its base study and its method",

@@ -37,6 +37,7 @@ REASONS = {
     "study": "its package cannot read the study",
     "method": "its hospital.toml does not allow the method",
     "rounds": "its hospital.toml allows no more rounds of this run",
+    "privacy": "its hospital.toml demands differential privacy, and this study has none or too little",
     "bytes": "its hospital.toml allows no more bytes to leave",
     "labels": "its hospital.toml names other labels",
     "name": "its site.toml names another site than its kit",

@@ -22,7 +22,7 @@ LAYERS = [
     ["tree"],
     ["site", "data"],
     ["method", "store"],
-    ["learning", "networks", "tasks"],
+    ["learning", "networks", "tasks", "privacy"],
     ["methods"],
     ["study"],
     ["envelope", "refusal", "local_norm"],

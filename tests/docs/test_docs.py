@@ -14,12 +14,14 @@ import pytest
 from consilium.data.preprocess import Preprocess
 from consilium.methods.averaged import Release
 from consilium.networks import NETWORKS
+from consilium.privacy.dp import Privacy
+from consilium.privacy.firewall import Firewall
 from consilium.site import Local
 from consilium.study import Plan, Source, load_study, make_study
 from consilium.tasks import TaskFields
 from tests.docs.pages import PAGES, ROOT, SHELL, Block, all_blocks, commands, sections, table, the_commands
 
-SECTIONS = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local}
+SECTIONS = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local, "privacy": Privacy}
 STUDIES = sorted((ROOT / "studies").glob("retina_*.toml"))
 COMING = {"suite", "analyse", "export", "audit", "partition", "import", "federation"}  # promised, not all there yet
 shown = [(block, words) for block in all_blocks(*SHELL) for words in commands(block)]
@@ -58,6 +60,8 @@ def test_every_study_shown_can_be_read(block: Block, federation: Path) -> None:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, Firewall):
+        value = value.mode  # which will do
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
@@ -78,6 +82,8 @@ STUDY_TABLES = {
     "`[task]`": TaskFields,
     "`[local]`": Local,
     "`[release]`": Release,
+    "`[study.firewall]`": Firewall,
+    "`[privacy]`": Privacy,
     **{f"`{name}`": kind for name, kind in NETWORKS.items()},
 }
 

@@ -282,6 +282,7 @@ def test_scores_of_another_site_are_not_believed(
     [
         (Limits(refused=("fedavg",)), "does not allow the method"),
         (Limits(methods=("fedsm",)), "does not allow the method"),
+        (Limits(epsilon=4.0), "demands differential privacy, and this study has none or too little"),
     ],
 )
 def test_a_hospital_refuses_a_method_before_anything_is_sent(
@@ -305,6 +306,43 @@ def test_a_hospital_stops_at_its_own_limits(
     assert lost
     assert all(event["site"] == "bea" and why in event["why"] for event in lost)
     assert {event["site"] for event in events(folder, "train") if event["round"] == 3} == {"ada", "cid"}
+
+
+def test_a_private_study_keeps_to_the_epsilon_it_told(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """Three updates are paid for; of a run that bea has sent two of already (its server forgot), only one is left."""
+    hospitals["bea"] = replace(hospitals["bea"], limits=Limits(epsilon=4.0))
+    study = toy_study(federation, privacy__clip=1.0, privacy__noise=10.0)
+    log = hospitals["bea"].place(RunFolder.path_of(for_federation(study, tuple(SIZES)), tmp_path).name) / "left.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(json.dumps({"what": "train", "bytes": 9, "sha256": str(i)}) + "\n" for i in range(2)))
+    folder = deploy(study, hospitals, tmp_path / "server")
+    assert [(event["site"], event["round"]) for event in events(folder, "lost")] == [("bea", 2), ("bea", 3)]
+    (told,) = events(folder, "privacy")
+    assert told["epsilon"] < 4.0
+    simulated = simulation.run(study, tmp_path / "simulated", workers=0).folder
+    first = [next(e["firewall"]["figures"] for e in events(f, "train")) for f in (folder, RunFolder.open(simulated))]
+    assert first[0] != first[1]  # a hospital's noise comes from a key that nobody else has
+
+
+def test_the_firewall_stands_in_a_federation_too(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    def blow_up(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+        if (site, request["do"]) != ("bea", "train") or request["head"]["round"]["index"] != 5:
+            return answer
+        (tmp_path / "reply").write_bytes(answer.body)
+        packet = tree.read(tmp_path / "reply")
+        tensors = {path: 100 * t if t.is_floating_point() else t for path, t in packet.tensors.items()}
+        return replace(answer, body=tree.to_bytes(tree.Packet(packet.header, tensors)))
+
+    study = toy_study(federation, study__rounds=6, study__score_every=6, study__firewall="refuse")
+    folder = deploy(study, hospitals, tmp_path / "server", blow_up)
+    (event,) = events(folder, "refused")
+    assert (event["site"], event["round"], event["firewall"]["verdict"]) == ("bea", 6, "refused")
+    away = simulation.run(replace(study, plan=replace(study.plan, away={"bea": (6,)})), tmp_path / "away", workers=0)
+    assert (folder.path / "last.safetensors").read_bytes() == (away.folder / "last.safetensors").read_bytes()
 
 
 def test_other_labels_are_refused(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What protects a federation from its members, and members from the federation."""

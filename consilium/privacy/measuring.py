@@ -1,0 +1,95 @@
+"""A reply's updates in a few numbers each: length, constant part, direction. What the firewall judges by.
+
+Directions are kept as sketches: every value of an update, with a fixed random sign, is added to one of 256 sums. Inner
+products of sketches are those of the updates up to about 1/16 of their lengths, so that a server can compare sites and
+rounds without keeping anyone's model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilium import tree
+from consilium.randomness import derive, numpy_generator
+from consilium.weights import Weights
+
+WIDTH = 256  # sums of a sketch
+PIECE = 1 << 16  # values taken at a time, so that a large tensor needs no second one; a multiple of WIDTH
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a site did to one named part of its reply."""
+
+    length: float  # Euclidean
+    shift: float  # the constant's share of the length, from 0 to 1
+    sketch: Tensor  # (WIDTH,) float32
+    digest: str  # of the part as it was sent
+    blur: float  # what rounding to float32 can do to the length
+    start: str = ""  # the digest of where the site began; empty: the part is itself a change
+
+
+def updates_of(uplink: Any, start: Mapping[str, Weights]) -> dict[str, Update]:
+    """Every model and tensor of a reply, by path, against what it was before the site trained; none that stayed."""
+    _, weights, tensors = tree.split(uplink)
+    parts = weights | {path: Weights.over({"": tensor}) for path, tensor in tensors.items()}
+    found = {path: _update(part, start.get(path)) for path, part in parts.items()}
+    return {path: update for path, update in found.items() if update.length > 0}
+
+
+def _update(part: Weights, start: Weights | None) -> Update:
+    squares, total, size, count = 0.0, 0.0, 0.0, 0
+    sketch = torch.zeros(WIDTH, dtype=torch.float64)
+    for name, tensor in part.items():
+        if not (tensor.is_floating_point() or tensor.dtype == torch.bool):
+            continue  # counters, which nobody averages
+        after = tensor.reshape(-1)
+        before = start[name].reshape(-1) if start is not None and name in start else None
+        for first in range(0, len(after), PIECE):
+            sent = after[first : first + PIECE].double()
+            moved = sent if before is None else sent - before[first : first + PIECE].double()
+            squares += (moved * moved).sum().item()
+            size += (sent * sent).sum().item()
+            total += moved.sum().item()
+            sketch += _summed(moved, name, first)
+        count += len(after)
+    length = math.sqrt(squares)
+    shift = abs(total) / (math.sqrt(count) * length) if length else 0.0
+    began = start.digest if start is not None else ""
+    return Update(length, min(1.0, shift), sketch.float(), part.digest, math.sqrt(size) * 2.0**-23, began)
+
+
+def _summed(piece: Tensor, name: str, first: int) -> Tensor:
+    """A piece's share of the sketch; where its sums begin depends on its place, so that no two pieces add alike."""
+    signed = piece * _signs()[: len(piece)]
+    rows = torch.nn.functional.pad(signed, (0, -len(piece) % WIDTH)).view(-1, WIDTH)
+    return rows.sum(0).roll(derive(0, "sketch", name, first) % WIDTH)
+
+
+@lru_cache(maxsize=1)
+def _signs() -> Tensor:
+    return torch.from_numpy(numpy_generator(0, "sketch").choice(np.array([-1.0, 1.0]), PIECE))
+
+
+def cosines(sketches: Tensor, other: Tensor) -> list[float]:
+    """Of every sketch (a row) with the other, from −1 to 1; 0 if one is nothing."""
+    found: list[float] = (units(sketches) * units(other[None])).sum(1).clamp(-1, 1).tolist()
+    return found
+
+
+def sum_of_units(sketches: Tensor) -> Tensor:
+    """The sketches' common direction, each counting alike."""
+    return units(sketches).sum(0)
+
+
+def units(sketches: Tensor) -> Tensor:
+    rows = sketches.double()
+    return rows / rows.square().sum(1, keepdim=True).sqrt().clamp_min(1e-300)
