@@ -139,7 +139,7 @@ def test_a_run_without_any_score_still_has_a_page(run_folder: Callable[..., Path
 def test_seeds_missed_rounds_and_empty_truths_are_told(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     folders = [run_folder("fedavg", sites=SMALL, seed=seed) for seed in (0, 1)]
     with (folders[0] / "journal.jsonl").open("a") as file:
-        file.write('{"event": "refused", "round": 3, "site": "basel"}\n')
+        file.write('{"event": "refused", "round": 3, "phase": "train", "why": "it is not finite", "site": "basel"}\n')
         file.write('{"event": "lost", "round": 4, "site": "hk"}\n')
     summary = json.loads((folders[0] / "summary.json").read_text())
     summary["best"]["scores"]["global"]["dice"]["cup"]["empty"] = {"hk": 2}
