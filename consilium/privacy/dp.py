@@ -2,8 +2,8 @@
 
 The noise is added at the site, so it protects against everyone, the server included. What a site sends in one round
 changes by at most twice the clip when all its training cases are exchanged for others; with noise of `noise` clips per
-value the rounds together are one Gaussian mechanism of mean 2 √rounds / noise (μ-GDP, Dong, Roth & Su 2022), whose exact
-ε for a δ is known (Balle & Wang 2018). docs/privacy.md says what this covers and what not.
+value the rounds together are one Gaussian mechanism of mean 2 √rounds / noise (μ-GDP, Dong, Roth & Su 2022), whose
+exact ε for a δ is known (Balle & Wang 2018). docs/privacy.md says what this covers and what not.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ class Veil:
         if not self.privacy.on:
             return reply
         before = {path: order.tensors[path] for path in reply.tensors if path in order.tensors}
-        moved = {path: _moved(path, tensor, before) for path, tensor in reply.tensors.items()}
-        moved = {path: change for path, change in moved.items() if change is not None}
+        moved = {p: m for p, tensor in reply.tensors.items() if (m := _moved(p, tensor, before)) is not None}
         length = math.sqrt(math.fsum((change * change).sum().item() for change in moved.values()))
         shrink = min(1.0, self.privacy.clip / length) if length else 1.0
         seed = "|".join(
