@@ -25,6 +25,7 @@ from consilium.weights import SiteName
 KNOWN = 4  # accepted updates after which a site has a past of its own
 WINDOW = 10  # the latest of them count
 OTHERS = 2  # others needed to hold a newcomer's length against
+AGREED = 0.1  # the mean cosine of two of the others, from which on they have a common direction
 VOTERS = 4  # and its direction, which takes a majority that does not hang on one site
 SAME = 1e-5  # of its length: two updates that differ by less are one
 # the smallest deviations believed, so that a very steady past makes nothing odd
@@ -38,8 +39,8 @@ class Firewall:
     mode: str = "observe"  # odd updates are merged and said; "refuse": they are left out; "off"
     sigmas: float = 4.0  # robust deviations from what is usual
     times: float = 5.0  # as long as usual
-    turn: float = 0.1  # against the usual direction, as a cosine
-    against: float = 0.3  # the same against the others', of a site without a past
+    turn: float = 0.5  # the usual cosine with its own direction, from which on an update can be turned round
+    against: float = 0.3  # the cosine against the others' direction, of a site without a past
     shift: float = 0.5  # of the length, in one constant
     likeness: float = 0.95  # to an earlier update, as a cosine
 
@@ -168,8 +169,8 @@ class _View:
             also = f"; the others' are {math.exp(common):.3g} times theirs" if grown else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
         turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
-        # turned round, the cosine would be minus the usual one; a gradient, or what has no usual direction, may turn
-        turned = update.start and usual > rules.turn and turn < -max(rules.turn, usual / 2)
+        # turned round, the cosine would be minus the usual one; a gradient, or what keeps no direction, may turn
+        turned = update.start and usual > rules.turn and turn < -usual / 2
         if turned and usual - turn > rules.sigmas * _wander(past.turns[-WINDOW:], "turn"):
             yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
         recent = past.shifts[-WINDOW:]
@@ -210,7 +211,7 @@ class _View:
         against, accord = self._against(site, others), self._accord(others)
         starts = {update.start for update in self.now.values()}
         alike = len(starts) == 1 and "" not in starts and len(others) >= VOTERS  # all began at one shared model
-        if alike and against < -rules.against and accord > rules.turn:
+        if alike and against < -rules.against and accord > AGREED:
             said = f"cosine {against:.2f}, theirs among themselves {accord:.2f}"
             yield f"'{self.part}' points against the others' updates ({said})"
         theirs = [self.now[other].shift for other in others]
