@@ -9,9 +9,11 @@ from consilium.methods.fedamp import FedAMP
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.fedavg_local import FedAvgLocal
+from consilium.methods.fedavg_pl import FedAvgPL
 from consilium.methods.fedfomo import FedFomo
 from consilium.methods.fedprox import FedProx
 from consilium.methods.fedprox_finetune import FedProxFinetune
+from consilium.methods.fedprox_pl import FedProxPL
 from consilium.methods.fedsm import FedSM
 from consilium.methods.fedsm_extra import FedSMEnsemble, FedSMExtra
 from consilium.methods.heurfedamp import HeurFedAMP
@@ -20,6 +22,7 @@ from consilium.methods.per_fedavg import PerFedAvg
 from consilium.methods.pfedme import PFedMe
 from consilium.methods.pooled import Pooled
 from consilium.methods.scaffold import Scaffold
+from consilium.methods.solo import Solo
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -40,6 +43,9 @@ METHODS: dict[str, type[Method]] = {
     "fedamp": FedAMP,
     "heurfedamp": HeurFedAMP,
     "fedfomo": FedFomo,
+    "solo": Solo,
+    "fedavg-pl": FedAvgPL,
+    "fedprox-pl": FedProxPL,
 }
 
 ALIASES = {"separate": "local", "centralized": "pooled"}
