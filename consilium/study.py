@@ -24,6 +24,7 @@ from consilium.errors import DataError, StudyError
 from consilium.fields import fill, nearest, plain, to_toml
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
+from consilium.methods.averaged import Averaged, Release, check_averaging
 from consilium.networks import NETWORKS, Network
 from consilium.site import Local, Task
 from consilium.tasks import Facts, TaskFields, build_task, default_network
@@ -94,12 +95,18 @@ class Study:
     network: Network
     local: Local
     method_name: str
-    method: Method
+    chosen: Method
+    release: Release
     facts: Facts
 
     @cached_property
     def task(self) -> Task:
         return build_task(self.task_fields, self.network, self.seen, self.plan.seed)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method as it runs: the chosen one, with its releases averaged if the study says so."""
+        return Averaged(self.chosen, self.release) if self.release.swa_from else self.chosen
 
     @property
     def seen(self) -> Facts:
@@ -121,13 +128,15 @@ class Study:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The complete study as TOML tables, every default written out."""
+        release = {"release": plain(self.release)} if self.release.swa_from else {}  # older runs keep their hash
         return {
             "study": plain(self.plan),
             "data": plain(self.data),
             "preprocess": plain(self.preprocess),
             "task": {**plain(self.task_fields), **plain(self.network)},
             "local": plain(self.local),
-            "method": {"name": self.method_name, **plain(self.method)},
+            "method": {"name": self.method_name, **plain(self.chosen)},
+            **release,
             "facts": plain(self.facts),
         }
 
@@ -189,7 +198,6 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
             raise StudyError(f"there is no section [{section}]{_hint(section, sections)}")
         if not isinstance(table, Mapping):
             raise StudyError(f"'{section}' must be a section: write [{section}] and its keys below it.")
-    _check_release(tables.get("release", {}))
     data = fill(Source, tables.get("data", {}), "data")
     if "facts" not in tables:  # a run's own study knows its facts: it can be read where the data are not
         data = _located(data, beside)
@@ -205,7 +213,10 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
     task_fields, network = _task(tables.get("task", {}), seen)
     local = fill(Local, tables.get("local", {}), "local")
     plan = fill(Plan, tables.get("study", {}), "study")
-    return Study(plan, data, preprocess, task_fields, network, local, name, method, facts)
+    release = fill(Release, tables.get("release", {}), "release")
+    if release.swa_from:
+        check_averaging(method)
+    return Study(plan, data, preprocess, task_fields, network, local, name, method, release, facts)
 
 
 def _seen(facts: Facts, preprocess: Preprocess) -> Facts:
@@ -214,14 +225,6 @@ def _seen(facts: Facts, preprocess: Preprocess) -> Facts:
 
 def with_plan(study: Study, **changes: Any) -> Study:
     return replace(study, plan=replace(study.plan, **changes))
-
-
-def _check_release(table: Mapping[str, Any]) -> None:
-    for key, value in table.items():
-        if key not in ("swa_from", "swa_cycle"):
-            raise StudyError(f"[release] has no key '{key}'{_hint(key, ('swa_from', 'swa_cycle'))}")
-        if key == "swa_from" and value:
-            raise StudyError("[release] swa_from: averaging releases over rounds is not available yet; set it to 0.")
 
 
 def _located(data: Source, beside: Path | None) -> Source:

@@ -6,6 +6,7 @@ from consilium.method import Method
 from consilium.methods.apfl import APFL
 from consilium.methods.apple import APPLE
 from consilium.methods.fedamp import FedAMP
+from consilium.methods.fedasam import FedASAM
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.fedavg_local import FedAvgLocal
@@ -30,6 +31,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "scaffold": Scaffold,
+    "fedasam": FedASAM,
     "fedsm": FedSM,
     "fedsm-extra": FedSMExtra,
     "fedsm-ensemble": FedSMEnsemble,

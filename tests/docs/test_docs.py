@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from consilium.data.preprocess import Preprocess
+from consilium.methods.averaged import Release
 from consilium.networks import NETWORKS
 from consilium.site import Local
 from consilium.study import Plan, Source, load_study, make_study
@@ -76,6 +77,7 @@ STUDY_TABLES = {
     "`[preprocess]`": Preprocess,
     "`[task]`": TaskFields,
     "`[local]`": Local,
+    "`[release]`": Release,
     **{f"`{name}`": kind for name, kind in NETWORKS.items()},
 }
 

@@ -1,0 +1,136 @@
+"""Sharpness: the step that climbs before a descent (ASAM), and the masks that make it sparse (UFPS, Eqs. 11–14).
+
+A mask is one flat Boolean vector over all d parameters, in the network's own order. A packet carries it at one bit per
+parameter, a thirty-second of the model, and the choice of "the largest of all" is one look at one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from consilium.site import Task
+from consilium.weights import SiteName
+
+
+def perturbation(
+    weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rho: float, eta: float
+) -> dict[str, Tensor]:
+    """ASAM's ascent ε = ρ T² g / ‖T g‖ over all parameters; T is |w| + η on weights and 1 on biases.
+
+    ‖ε / T‖ = ρ: how far a weight is moved follows its size, so a network and its rescaled twin are moved alike.
+    A gradient of zero moves nothing.
+    """
+    scale = {name: torch.ones_like(w) if _is_bias(name) else w.detach().abs() + eta for name, w in weights.items()}
+    steep = {name: scale[name] * gradient for name, gradient in gradients.items()}  # T g
+    length = _norm(steep)
+    factor = torch.where(length > 0, rho / length, 0.0)
+    return {name: scale[name].mul_(steep[name]).mul_(factor) for name in steep}
+
+
+def random_perturbation(like: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """Normal noise as long as the perturbation `like`: what an ascent without its direction does."""
+    noise = {
+        name: torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device)
+        for name, tensor in like.items()
+    }
+    factor = _norm(like) / _norm(noise)
+    return {name: tensor.mul_(factor) for name, tensor in noise.items()}
+
+
+@contextmanager
+def moved(module: nn.Module, by: Mapping[str, Tensor]) -> Iterator[None]:
+    """The network at w + ε; afterwards at w again, bit by bit.
+
+    Normalisation layers do not take their running statistics from what passes meanwhile: those belong to w.
+    """
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        before = {name: parameters[name].clone() for name in by}
+        for name, step in by.items():
+            parameters[name].add_(step)
+    norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
+    statistics = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, old in before.items():
+                parameters[name].copy_(old)
+            for norm, kept in zip(norms, statistics):
+                for name, buffer in norm.named_buffers():
+                    buffer.copy_(kept[name])
+
+
+# ------------------------------------------------------------------------------------------------------ masks
+
+
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    """All numbers in a row, in the order of the names."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def top(magnitudes: Tensor, share: float) -> Tensor:
+    """M_L: the ⌊share · d⌋ largest of all, exactly so many; of equal ones the first."""
+    return _largest(magnitudes, int(share * len(magnitudes)))
+
+
+def momentum(kept: Tensor | None, gradient: Tensor, alpha: float) -> Tensor:
+    """Eq. 11 on magnitudes: G ← α G + (1 − α) |∇f|, from zero.
+
+    The paper prints ∇f; a mean of signed gradients would rank a parameter that every batch pulls another way as calm.
+    """
+    return (1 - alpha) * gradient.abs() if kept is None else torch.lerp(gradient.abs(), kept, alpha)
+
+
+def disputed(masks: Mapping[SiteName, Tensor]) -> Tensor:
+    """M_G (Eq. 12): chosen by some but not by all of the sites that answered; with one site, nothing."""
+    first, *rest = masks.values()
+    some, every = first.clone(), first.clone()
+    for mask in rest:
+        some |= mask
+        every &= mask
+    return some & ~every
+
+
+def explored(local: Tensor, disputed: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """M_E (Eq. 13): at random min(⌊share · d⌋, |M_G ∖ M_L|) of what is disputed and not chosen here."""
+    candidates = disputed & ~local
+    wanted = min(int(share * len(local)), int(candidates.sum()))
+    luck = torch.rand(len(local), generator=generator).to(local.device)
+    return _largest(torch.where(candidates, luck, -1.0), wanted)
+
+
+def masked(tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """Zero where the mask is not. The perturbation's norm is taken before, so a sparse one is shorter."""
+    parts = mask.split([tensor.numel() for tensor in tensors.values()])
+    return {name: tensor * part.view(tensor.shape) for (name, tensor), part in zip(tensors.items(), parts, strict=True)}
+
+
+def blank_mask(task: Task) -> Tensor:
+    """A mask on the meta device, for a method's `blank`."""
+    shape, names = task.shape(), task.parameters()
+    return torch.empty(sum(shape[name].numel() for name in names), dtype=torch.bool, device="meta")
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    if count == 0:
+        return torch.zeros_like(values, dtype=torch.bool)
+    least = values.kthvalue(len(values) - count + 1).values
+    chosen = values > least
+    ties = (values == least).nonzero().squeeze(1)
+    chosen[ties[: count - int(chosen.sum())]] = True
+    return chosen
+
+
+def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([tensor.square().sum() for tensor in tensors.values()]).sum().sqrt()
+
+
+def _is_bias(name: str) -> bool:
+    """PyTorch's own name of a shift; everything else that is trained, normalisation's scale included, multiplies."""
+    return name.rpartition(".")[2] == "bias"
