@@ -1,4 +1,4 @@
-"""Learning from labels that may be wrong: voxels left out, cases weighed, and the reverse cross entropy (UFPS, Eq. 9)."""
+"""Learning from labels that may be wrong: voxels left out, cases weighed, the reverse cross entropy (UFPS, Eq. 9)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def uncertainty(entropy: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """w(U_j): how much a case counts while the schedule lasts, from the uncertainty bank as it stood before the round."""
+    """w(U_j): how much a case counts while the schedule lasts, by the uncertainty bank as it was before the round."""
 
     kind: str  # of SCHEDULERS
     tail: float = 0.7  # 𝒯: cases above this quantile are the tail
@@ -38,7 +38,7 @@ class Scheduler:
     width: float = 0.25  # ρ of the round trip
 
     def weights(self, scores: Tensor, bank: Tensor, progress: float) -> Tensor:
-        """Weights of cases with these `scores`; `progress` is r / R, from 0 to 1. Never negative; 1 for an empty bank."""
+        """Weights of cases with these `scores`, never negative; `progress` is r / R. An empty bank weighs nothing."""
         if not len(bank):
             return torch.ones_like(scores)
         low, high, mean = bank.min(), bank.max(), bank.mean()

@@ -7,6 +7,7 @@ from consilium.methods.apfl import APFL
 from consilium.methods.apple import APPLE
 from consilium.methods.fedamp import FedAMP
 from consilium.methods.fedasam import FedASAM
+from consilium.methods.fedasam_pl import FedASAMPL
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.fedavg_local import FedAvgLocal
@@ -24,6 +25,7 @@ from consilium.methods.pfedme import PFedMe
 from consilium.methods.pooled import Pooled
 from consilium.methods.scaffold import Scaffold
 from consilium.methods.solo import Solo
+from consilium.methods.ufps import UFPS
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -48,6 +50,8 @@ METHODS: dict[str, type[Method]] = {
     "solo": Solo,
     "fedavg-pl": FedAvgPL,
     "fedprox-pl": FedProxPL,
+    "fedasam-pl": FedASAMPL,
+    "ufps": UFPS,
 }
 
 ALIASES = {"separate": "local", "centralized": "pooled"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from consilium.learning.fit import Job, fit
-from consilium.methods.pseudo_labelled import PseudoLabelled, Teach
+from consilium.methods.pseudo_labelled import PAPER, PseudoLabelled, Teach
 from consilium.site import Round, Site
 
 
@@ -14,9 +14,7 @@ from consilium.site import Round, Site
 class FedAvgPL(PseudoLabelled):
     """FedAvg over sites that annotate different organs: teachers label what a site does not annotate."""
 
-    paper: ClassVar[str] = (
-        "Jiang et al., UFPS: a unified framework for partially annotated federated segmentation (2024)"
-    )
+    paper: ClassVar[str] = PAPER
 
     def learn(self, site: Site, memory: Any, got: Any, teach: Teach, round: Round) -> tuple[Any, Any]:
         def loss(output: Any, batch: Any) -> Any:

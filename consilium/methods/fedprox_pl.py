@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from consilium.errors import StudyError
 from consilium.learning.fit import fit
 from consilium.methods.fedprox import proximal_job
-from consilium.methods.pseudo_labelled import PseudoLabelled, Teach
+from consilium.methods.pseudo_labelled import PAPER, PseudoLabelled, Teach
 from consilium.site import Round, Site
 
 
@@ -19,9 +19,7 @@ class FedProxPL(PseudoLabelled):
 
     mu: float = 0.01  # μ, the strength of the pull to the shared model
 
-    paper: ClassVar[str] = (
-        "Jiang et al., UFPS: a unified framework for partially annotated federated segmentation (2024)"
-    )
+    paper: ClassVar[str] = PAPER
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ from consilium.methods.selector import check_fields
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
 
+PAPER = "Jiang et al., UFPS: a unified framework for partially annotated federated segmentation (Patterns 2024)"
 TEACHER = "teacher"  # the phase before the paper's rounds
 
 
@@ -243,7 +244,7 @@ def taught(site: Site, school: School, until: int, total: int) -> tuple[School, 
         job = Job(school.teacher, kind="teacher", labels=site.card.labels, state=school.state)
         done = fit(site, {TEACHER: job}, Round(step, TEACHER, step, total))[TEACHER]
         loss, steps = done.loss, steps + done.steps
-        score = _score(site, done.weights)
+        score = own_score(site, lambda images, teacher=done.weights: _wide(site, teacher, images))  # type: ignore[misc]
         better = score is None or score > school.valid
         school = replace(
             school,
@@ -256,13 +257,18 @@ def taught(site: Site, school: School, until: int, total: int) -> tuple[School, 
     return school, loss, steps
 
 
-def _score(site: Site, teacher: Weights) -> float | None:
-    """The mean validation score of a teacher on the organs its site annotates."""
+def _wide(site: Site, teacher: Weights, images: Tensor) -> Tensor:
+    """A teacher's logits, with channels for all labels."""
+    output = site.task.infer(teacher, images, "teacher", site.card.labels)
+    return merged_logits([(site.card.labels, output)], site.task.labels)
+
+
+def own_score(site: Site, answer: Callable[[Tensor], Tensor]) -> float | None:
+    """The mean validation score of logits over all labels, on those the site annotates; None without such cases."""
     values: list[float] = []
     for batch in site.data.whole("valid", site.local.batch_size):
-        output = site.task.infer(teacher, batch.images, "teacher", site.card.labels)
-        wide = merged_logits([(site.card.labels, output)], site.task.labels)
+        output = answer(batch.images)
         for i in range(len(batch.cases)):
-            marks = site.task.score(wide[i], batch.truth[i], False, batch.labels_of(i), batch.spacing_of(i))
+            marks = site.task.score(output[i], batch.truth[i], False, batch.labels_of(i), batch.spacing_of(i))
             values += [mark.value for mark in marks if mark.metric == site.task.headline]
     return sum(values) / len(values) if values else None

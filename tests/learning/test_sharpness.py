@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from consilium.learning.sharpness import (
-    blank_mask, disputed, explored, flat, masked, momentum, moved, perturbation, random_perturbation, top,
+    blank_mask,
+    disputed,
+    explored,
+    flat,
+    masked,
+    momentum,
+    moved,
+    perturbation,
+    random_perturbation,
+    top,
 )  # fmt: skip
 from consilium.tree import flatten, message, unflatten
 from tests.learning.small import Line
