@@ -18,10 +18,10 @@ from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.study import Study
 from consilium.tree import flatten, unflatten
-from consilium.wires.in_process import InProcess
-from consilium.worker import POOLED, Worker, open_worker, place_in
+from consilium.worker import POOLED, open_worker, place_in
 from tests.contract.promises import (
     Interrupted,
+    Stage,
     crash_after,
     digest,
     run_in_process,
@@ -39,7 +39,7 @@ def each(names: Iterable[str]) -> Any:
 
 
 every_method = each(METHODS)
-PARTIAL = ("solo", "fedavg-pl", "fedprox-pl")  # for sites that annotate different labels
+PARTIAL = ("solo", "fedavg-pl", "fedprox-pl", "fedasam-pl", "ufps")  # for sites that annotate different labels
 every_shared_method = each(name for name, kind in METHODS.items() if not kind.pooled)
 
 
@@ -164,33 +164,6 @@ def test_attendance_repeats_a_run(name: str, study_of: Any, tmp_path: Path) -> N
     lossy = run_tampered(study, tmp_path / "lossy", hand)
     again = run_in_process(simulation.with_attendance(study, lossy.path), tmp_path / "again")
     assert state(lossy) == state(again)
-
-
-class Stage:
-    """A study opened by hand: its sites' workers and the server, one step at a time."""
-
-    def __init__(self, study: Study, runs: Path) -> None:
-        folder = RunFolder.create(study, runs)
-        self.study, self.method, self.task = study, study.method, study.task
-        self.wire = InProcess(study, folder.path)
-        self.roster = self.wire.roll_call().members
-        federation = study.federation()
-        self.workers: dict[str, Worker] = {
-            site: open_worker(study, federation, site, self.roster, place_in(folder.path, site)) for site in self.roster
-        }
-        self.rounds = [round for _, round in timeline(self.method, study.plan.rounds)]
-        self.server = self.method.start(self.task, self.roster)
-
-    def head(self, index: int, merged: int) -> Envelope:
-        return Envelope("run", self.study.method_name, self.rounds[index], dict.fromkeys(self.roster, merged))
-
-    def round(self, index: int) -> None:
-        replies = {}
-        for site, worker in self.workers.items():
-            order = self.method.send(self.server, self.roster[site], self.rounds[index])
-            packet = worker.train(flatten(order), self.head(index, index - 1))
-            replies[site] = unflatten(packet, self.method.Uplink)
-        self.server = self.method.merge(self.server, replies, self.rounds[index])
 
 
 @every_method

@@ -19,6 +19,14 @@ from consilium.study import Study
 from tests.contract.promises import run_in_process
 from tests.toy import ANNOTATED, toy_study, write_organs
 
+EVERYTHING_ON = {
+    "method__warmup": 0.0,
+    "method__ws_end": 2.0,
+    "method__arce_from": 2.0,
+    "method__ua_from": 2.0,
+    "method__gmt_from": 2.0,
+    "method__sharp_from": 2.0,
+}
 SUPERVISED = {"task__network": "plain-unet", "task__widths": [4, 8, 8], "task__residual_units": None}
 
 
@@ -53,9 +61,13 @@ def scored(result: Result, split: str) -> dict[tuple[str, ...], float]:
         ("local", {}),
         ("fedsm", {}),  # its threshold is tuned on validation
         ("pooled", {"task__patch": []}),
+        ("solo", {}),
+        ("fedavg-pl", {}),
+        ("ufps", EVERYTHING_ON),
+        ("ufps", {**EVERYTHING_ON, "method__teachers": "live", "method__gmt_start": "match"}),
         ("fedavg", {"data__test_masks": "complete", **SUPERVISED}),
     ],
-    ids=["fedavg", "local", "fedsm", "pooled", "complete tests"],
+    ids=["fedavg", "local", "fedsm", "pooled", "solo", "fedavg-pl", "ufps", "ufps live", "complete tests"],
 )
 def test_hidden_masks_swapped_for_noise_give_the_same_weights(
     method: str, changes: dict[str, Any], organs: Path, noisy: Path, tmp_path: Path
