@@ -62,7 +62,7 @@ def test_the_global_model_alone_when_asked() -> None:
 
 
 def test_without_foreground_nothing_is_intersected_away() -> None:
-    """|G| = 0: the printed rule takes the empty intersection; the teacher's voxels are ignored, or kept by the guard."""
+    """|G| = 0: the printed rule takes the empty intersection; teachers' voxels are ignored, or kept by the guard."""
     labels, ignored = refine([1, 1, 0], [0, 0, 0])
     assert labels.tolist() == [[0, 0, 0]] and ignored.tolist() == [[True, True, False]]
     labels, ignored = refine([1, 1, 0], [0, 0, 0], guard=True)

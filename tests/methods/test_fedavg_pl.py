@@ -130,11 +130,7 @@ def test_fedprox_without_its_pull_is_fedavg(organs: Path, tmp_path: Path) -> Non
 
     plain, none, some = (
         run_in_process(toy_study(organs, name, study__rounds=2, **fields), tmp_path)
-        for name, fields in (
-            ("fedavg-pl", {}),
-            ("fedprox-pl", {"method__mu": 0.0}),
-            ("fedprox-pl", {"method__mu": 1.0}),
-        )
+        for name, fields in (("fedavg-pl", {}), *(("fedprox-pl", {"method__mu": mu}) for mu in (0.0, 1.0)))
     )
     assert last(plain).global_.digest == last(none, FedProxPL).global_.digest
     start = toy_study(organs, "fedavg-pl").task.initial()

@@ -43,10 +43,8 @@ def test_each_site_keeps_its_own_best_round() -> None:
         models = {"a": Weights({"w": torch.tensor(a)}), "b": Weights({"w": torch.tensor(b)})}
         return Best(Solo.Server(models, {}), {k: Valid(v, round) for k, v in scores.items()}, {"a": round})
 
-    best = Solo().keep(
-        state(1.0, 2.0, {"teacher/a": 0.5, "teacher/b": 0.5}, 1),
-        state(3.0, 4.0, {"teacher/a": 0.6, "teacher/b": 0.4}, 2),
-    )
+    first = state(1.0, 2.0, {"teacher/a": 0.5, "teacher/b": 0.5}, 1)
+    best = Solo().keep(first, state(3.0, 4.0, {"teacher/a": 0.6, "teacher/b": 0.4}, 2))
     assert {name: w["w"].item() for name, w in best.server.teachers.items()} == {"a": 3.0, "b": 2.0}
 
 

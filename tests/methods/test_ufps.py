@@ -118,11 +118,8 @@ def test_what_leaves_the_site(organs: Path, tmp_path: Path) -> None:
 def test_the_journal_shows_the_mask(organs: Path, tmp_path: Path) -> None:
     study = toy_study(organs, "ufps", method__teacher_rounds=1, method__sharp_from=2.0, method__parts="none")
     result = run_in_process(study, tmp_path)
-    up = {
-        e["round"]: e["bytes_up"]
-        for e in RunFolder.open(result.folder).events()
-        if e["event"] == "train" and e["phase"] == "train" and e["site"] == "ada"
-    }
+    events = [e for e in RunFolder.open(result.folder).events() if e["event"] == "train" and e["phase"] == "train"]
+    up = {event["round"]: event["bytes_up"] for event in events if event["site"] == "ada"}
     d = sum(t.numel() for t in last(result).global_.values())
     assert up[2] - up[3] == pytest.approx(d / 8, abs=200)
 
@@ -238,7 +235,7 @@ def test_masks_that_keep_everything_change_nothing(climbing: Any) -> None:
 
 
 def test_explored_positions_matter_and_stay_until_the_next_update(climbing: Any) -> None:
-    climb, site, start, round = climbing
+    climb, site, _, round = climbing
     first = climb("susam", keep=0.3)
     d = len(first.chosen)
     assert int(first.chosen.sum()) == int(0.3 * d)
