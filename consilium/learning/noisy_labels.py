@@ -52,9 +52,11 @@ def reverse_cross_entropy(output: Any, truth: Tensor) -> Tensor:
     A label is wrong somewhere; where the model is sure of another class, the loss is bounded: −log 1e−4 at most.
     """
     if isinstance(output, Supervised):
-        asides = [weight * reverse_cross_entropy(logits, truth) for weight, logits in output.asides]
-        return sum(asides, reverse_cross_entropy(output.main, truth))
-    agrees = output.float().softmax(1).gather(1, truth.long()[:, None])
+        total = reverse_cross_entropy(output.main, truth)
+        for weight, logits in output.asides:
+            total = total + weight * reverse_cross_entropy(logits, truth)
+        return total
+    agrees: Tensor = output.float().softmax(1).gather(1, truth.long()[:, None])
     return -math.log(LEAST) * (1 - agrees).mean()
 
 

@@ -58,7 +58,7 @@ def test_the_round_trip_goes_out_and_comes_back() -> None:
 def test_weights_are_near_one_on_average_and_never_negative(kind: str) -> None:
     for progress in (0.0, 0.3, 1.0):
         weights = Scheduler(kind).weights(BANK, BANK, progress)
-        assert 0.85 < weights.mean().item() < 1.25
+        assert 0.85 < weights.mean().item() < 1.35  # the tail shift ends above 1, with its tail
     assert weight(kind, 5.0, 0.0) == 0.0  # far outside the bank: e^{norm} is above 2
 
 

@@ -55,11 +55,11 @@ def test_teachers_are_sent_once(organs: Path, tmp_path: Path) -> None:
     down = {key: event["bytes_down"] for key, event in events.items()}
     size = sum(t.numel() * 4 for t in last(result).global_.values())
     assert up["teacher", 1, "ada"] < 1000 and up["teacher", 2, "ada"] < 1000
-    assert 0.9 * size < up["teacher", 3, "ada"] < 1.2 * size
-    assert all(0.9 * size < up["train", r, "ada"] < 1.2 * size for r in (1, 2, 3))
+    assert 0.9 * size < up["teacher", 3, "ada"] < 1.7 * size
+    assert all(0.9 * size < up["train", r, "ada"] < 1.7 * size for r in (1, 2, 3))
     assert down["teacher", 3, "ada"] < 1000
     assert down["train", 1, "ada"] > 2.7 * size  # the model and two teachers
-    assert all(down["train", r, "ada"] < 1.2 * size for r in (2, 3))
+    assert all(down["train", r, "ada"] < 1.7 * size for r in (2, 3))
     assert last(result).holders == {"ada": ("bea", "cid"), "bea": ("ada", "cid"), "cid": ("ada", "bea")}
 
 
