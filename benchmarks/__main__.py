@@ -33,6 +33,7 @@ def run(folder: Path) -> int:
     from benchmarks.measuring import Measured
     from benchmarks.memory import many_sites
     from benchmarks.overhead import empty_rounds
+    from benchmarks.sharpness import sparse_steps
     from benchmarks.training import against_first_try, at_demo_sizes, long_rounds, three_models
 
     benchmarks: dict[str, Callable[[Path, int], list[Measured]]] = {
@@ -43,6 +44,7 @@ def run(folder: Path) -> int:
         "first-try": against_first_try,
         "long": long_rounds,
         "apple": local_steps,
+        "susam": sparse_steps,
         "fedsm": three_models,
         "federation": deployed_rounds,
     }

@@ -11,10 +11,15 @@ from consilium.analysis import (
     features,
     figures,
     gallery,
+    hessian,
     loss_surface,
+    overlays,
     progress,
     relation_figures,
     relationships,
+    sharp_figures,
+    similarity,
+    steepness,
     sweeps,
 )
 from consilium.analysis.opening import Runs
@@ -25,6 +30,7 @@ from consilium.reports.figures import relation_map, to_bytes
 from consilium.reports.tables import called
 from consilium.store import write_json
 from consilium.study import load_study
+from consilium.tasks.segmentation import Segmentation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +49,7 @@ class Options:
     seed: int = 0
     filterwise: bool = False
     layout: str = "tsne"  # of the features; "pca" is fast
+    cases: int = 16  # about so many training cases of a site, for what needs gradients or many passes
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Analysis:
-    """How an analysis is made, and for which of the given runs it is made unasked."""
+    """How an analysis is made, and for which of the given runs it is made unasked; long ones never are."""
 
     make: Callable[[Runs, Options, Say], Iterable[Finding]]
     suits: Callable[[Runs], bool]
@@ -258,6 +265,108 @@ def _progress(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     )
 
 
+def _landscape(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs and sites in one figure."""
+    found = loss_surface.site_planes(
+        runs.opened, _sites(runs, options), options.cases, options.radius, options.points, options.seed,
+        options.filterwise, say,
+    )  # fmt: skip
+    rises = "; ".join(
+        f"{site}: " + ", ".join(f"{name} {one.centre:.3f} + {one.rise:.3f}" for name, one in by.items())
+        for site, by in found.items()
+    )
+    yield Finding(
+        "landscape",
+        "Loss around the models, site by site",
+        f"Training loss at the model + its mean rise at the edge of the square. {rises}",
+        {"sites": {site: {name: one.to_json() for name, one in by.items()} for site, by in found.items()}},
+        {"landscape": sharp_figures.landscapes(found)},
+    )
+
+
+def _hessian(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs and sites together."""
+    found = hessian.site_curvatures(runs.opened, _sites(runs, options), options.cases, options.seed, say)
+    words = "; ".join(
+        f"{site}: " + ", ".join(f"{name} {one.largest[0]:.3g}" for name, one in by.items())
+        for site, by in found.items()
+    )
+    yield Finding(
+        "hessian",
+        "How curved the loss is",
+        f"Largest eigenvalue of the Hessian of the training loss, about {options.cases} cases each. {words}",
+        {"sites": {site: {name: one.to_json() for name, one in by.items()} for site, by in found.items()}},
+        {"hessian": sharp_figures.spectra(found)},
+        hessian.to_markdown(found),
+    )
+
+
+def _steepness(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    found = steepness.site_steepness(runs.opened, _sites(runs, options), options.cases, options.seed)
+    words = "; ".join(
+        f"{site}: " + ", ".join(f"{name} {100 * one.steep:.0f} %" for name, one in by.items())
+        for site, by in found.items()
+    )
+    yield Finding(
+        "steepness",
+        "Which gradients the ascent changes",
+        f"Share of parameters whose gradient changes by more than its own size. {words}",
+        {"sites": {site: {name: one.to_json() for name, one in by.items()} for site, by in found.items()}},
+        {"steepness": sharp_figures.steep(found)},
+    )
+
+
+def _similarity(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """Several runs: the first beside the others. One run: its model beside what sites make of it in one more round."""
+    site = options.site or runs.opened[0].members[0]
+    if len(runs.opened) > 1:
+        beside, found = similarity.between_runs(runs.opened, site, options.cases)
+    else:
+        beside, found = "the shared model", similarity.after_a_round(runs.opened[0], site, options.cases, say)
+    least = {name: min(by, key=by.__getitem__) for name, by in found.items()}
+    words = "; ".join(f"{name} least in {layer} ({found[name][layer]:.2f})" for name, layer in least.items())
+    yield Finding(
+        f"similarity-{site}",
+        f"Layer by layer beside {beside}, on {site}'s cases",
+        f"Linear CKA; 1 is the same up to a rotation. {words}",
+        {"site": site, "beside": beside, "layers": found},
+        {f"similarity-{site}": sharp_figures.similarity(found, beside)},
+    )
+
+
+def _overlays(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs side by side on the first test case of every site."""
+    first = runs.opened[0]
+    sites = [options.site] if options.site else first.sites
+    found = overlays.shown_cases(runs.opened, sites)
+    labels, values = first.study.task.labels, overlays.scores(found, first.study.task.labels)
+    words = "; ".join(
+        f"{site}: " + ", ".join(f"{name} {_mean(by)}" for name, by in runs_.items()) for site, runs_ in values.items()
+    )
+    drawn = {"overlays": overlays.slices(found, labels)}
+    if all(one.volume for one in found):
+        drawn["projections"] = overlays.projections(found, labels)
+    yield Finding(
+        "overlays",
+        "What the models draw",
+        f"The first test case of every site; mean Dice of its labels. {words}",
+        {"labels": list(labels), "cases": {one.site: one.case for one in found}, "dice": values},
+        drawn,
+    )
+
+
+def _segments(runs: Runs) -> bool:
+    return isinstance(runs.opened[0].study.task, Segmentation)
+
+
+def _mean(values: Mapping[str, float]) -> str:
+    return f"{sum(values.values()) / len(values):.3f}" if values else "–"
+
+
+def _sites(runs: Runs, options: Options) -> list[str]:
+    return [options.site] if options.site else runs.opened[0].members
+
+
 ANALYSES: dict[str, Analysis] = {
     "gallery": Analysis(_gallery, lambda runs: True),
     "loss-surface": Analysis(_loss_surface, lambda runs: True),
@@ -266,4 +375,9 @@ ANALYSES: dict[str, Analysis] = {
     "lambda": Analysis(_lambda, lambda runs: sweeps.is_lambda_sweep(runs.views)),
     "progress": Analysis(_progress, lambda runs: all(len(view.test_curve.rounds) > 1 for view in runs.views)),
     "relationships": Analysis(_relationships, lambda runs: any(map(relationships.has_relationships, runs.views))),
+    "overlays": Analysis(_overlays, lambda runs: len(runs.opened[0].study.task.labels) > 2 and _segments(runs)),
+    "landscape": Analysis(_landscape, lambda runs: False),
+    "hessian": Analysis(_hessian, lambda runs: False),
+    "steepness": Analysis(_steepness, lambda runs: False),
+    "similarity": Analysis(_similarity, lambda runs: False),
 }

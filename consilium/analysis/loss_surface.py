@@ -9,7 +9,7 @@ propose: a step is then a share of the model's own size. Only parameters move, n
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from consilium.analysis.opening import OpenRun
+from consilium.analysis.probing import loss_at, models_at, training_batches
 from consilium.errors import RunError, UserError
 from consilium.randomness import torch_generator
-from consilium.site import Site
 from consilium.weights import SiteName, Weights
 
 SPLITS = ("train", "test")
@@ -74,17 +74,64 @@ def surface(
     >>> [round(loss, 4) for loss in bowl.mean]
     [4.0, 0.0, 4.0]
     """
-    if not radius > 0 or points < 3 or points % 2 == 0 or directions < 1:
-        raise UserError(
-            "a loss surface needs a positive radius, at least one direction and an odd number of points from 3 on, "
-            "so that the model itself is the middle one."
-        )
+    _check(radius, points, directions)
     steps = tuple(float(step) for step in np.linspace(-radius, radius, points))
     rows = []
     for index in range(directions):
         way = direction(weights, torch_generator(seed, "direction", index), moved, filterwise)
         rows.append(tuple(loss_of(weights + step * way) for step in steps))
     return Surface(steps, tuple(rows))
+
+
+def _check(radius: float, points: int, directions: int) -> None:
+    if not radius > 0 or points < 3 or points % 2 == 0 or directions < 1:
+        raise UserError(
+            "a loss surface needs a positive radius, at least one direction and an odd number of points from 3 on, "
+            "so that the model itself is the middle one."
+        )
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The loss on a square grid around a model."""
+
+    steps: tuple[float, ...]  # along either direction; the middle one is 0, the model itself
+    losses: tuple[tuple[float, ...], ...]  # a row per step along the second direction
+
+    @property
+    def centre(self) -> float:
+        return self.losses[len(self.steps) // 2][len(self.steps) // 2]
+
+    @property
+    def rise(self) -> float:
+        """How much the loss grows to the edge of the square, on average: large is sharp."""
+        edge = [*self.losses[0], *self.losses[-1], *(end for row in self.losses[1:-1] for end in (row[0], row[-1]))]
+        return statistics.fmean(edge) - self.centre
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "steps": list(self.steps),
+            "losses": [list(row) for row in self.losses],
+            "centre": self.centre,
+            "rise": self.rise,
+        }
+
+
+def plane(
+    loss_of: Callable[[Weights], float],
+    weights: Weights,
+    radius: float,
+    points: int,
+    seed: int,
+    moved: Collection[str] | None = None,
+    filterwise: bool = False,
+) -> Plane:
+    """The loss on the square spanned by two random directions, the same two for every model of one architecture."""
+    _check(radius, points, 2)
+    steps = tuple(float(step) for step in np.linspace(-radius, radius, points))
+    one, other = (direction(weights, torch_generator(seed, "plane", i), moved, filterwise) for i in range(2))
+    rows = [[loss_of(weights + x * one + y * other) for x in steps] for y in steps]
+    return Plane(steps, tuple(map(tuple, rows)))
 
 
 def direction(
@@ -126,10 +173,9 @@ def site_surfaces(
     Without a radius: half the length of the first model, and filter by filter its whole length.
     """
     found: dict[str, dict[str, Surface]] = {}
-    for name, here, weights in _models(runs, site):
+    for name, here, weights in models_at(runs, site):
         moved = here.task.parameters()
-        if radius is None:
-            radius = 1.0 if filterwise else float(f"{weights.split(moved.__contains__)[0].norm() / 2:.1g}")
+        radius = radius or _radius(weights, moved, filterwise)
         for split in SPLITS:
             if here.data.cases(split):
                 say(f"loss surface of {name}: {site}, {split}")
@@ -142,10 +188,28 @@ def site_surfaces(
     return found
 
 
-def _models(runs: Sequence[OpenRun], site: SiteName) -> Iterator[tuple[str, Site, Weights]]:
-    """Every model that serves this site, by what figures call it, and the site to try it at."""
-    for run in runs:
-        worker = run.worker(site)
-        models = run.models(worker)
-        for kind, model in models.items():
-            yield run.name if len(models) == 1 else f"{run.name}: {kind} model", worker.site, model.weights
+def site_planes(
+    runs: Sequence[OpenRun],
+    sites: Sequence[SiteName],
+    cases: int,
+    radius: float | None = None,
+    points: int = 21,
+    seed: int = 0,
+    filterwise: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[SiteName, dict[str, Plane]]:
+    """Site → model → the loss on the site's training cases around the model, as in figure 9 of UFPS."""
+    found: dict[SiteName, dict[str, Plane]] = {}
+    for site in sites:
+        for name, here, weights in models_at(runs, site):
+            say(f"landscape of {name}: {site}")
+            moved = here.task.parameters()
+            radius = radius or _radius(weights, moved, filterwise)
+            loss = loss_at(here.task, training_batches(here, cases))
+            found.setdefault(site, {})[name] = plane(loss, weights, radius, points, seed, moved, filterwise)
+    return found
+
+
+def _radius(weights: Weights, moved: Collection[str], filterwise: bool) -> float:
+    """Half the length of a model, rounded, and filter by filter its whole length."""
+    return 1.0 if filterwise else float(f"{weights.split(moved.__contains__)[0].norm() / 2:.1g}")

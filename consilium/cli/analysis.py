@@ -7,17 +7,24 @@ from typing import Annotated
 
 import typer
 
-NAMES = "gallery, loss-surface, features, gamma, lambda, progress, relationships"
+NAMES = (
+    "gallery, loss-surface, features, gamma, lambda, progress, relationships, overlays, landscape, hessian, steepness, "
+    "similarity"
+)
 
 
 def analyse(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")],
     what: Annotated[
-        str, typer.Option(help=f"Of {NAMES}, separated by commas; by default all that suit the runs.", metavar="NAMES")
+        str,
+        typer.Option(
+            help=f"Of {NAMES}, separated by commas; by default all that suit the runs and do not take long.",
+            metavar="NAMES",
+        ),
     ] = "",
     site: Annotated[
         str | None,
-        typer.Option(help="Whose cases the loss surface is taken on, whose relationships are shown; else the first."),
+        typer.Option(help="Whose cases models are tried on, whose relationships are shown; else the first, or all."),
     ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Where the files go; else `analysis` in the run folder.", metavar="DIR")
@@ -32,14 +39,17 @@ def analyse(
     ] = False,
     layout: Annotated[str, typer.Option(help="Of the features: tsne, or pca, which is fast.")] = "tsne",
     seed: Annotated[int, typer.Option(min=0, help="Of the directions and the layout.")] = 0,
+    cases: Annotated[
+        int, typer.Option(min=1, help="Of landscape, hessian, steepness, similarity: training cases of a site, about.")
+    ] = 16,
 ) -> None:
-    """Look inside runs: example images, loss surfaces, selector features, sweeps of γ and λ, progress, APPLE's p.
+    """Look inside runs: images, loss surfaces and curvature, selector features, sweeps, progress, APPLE's p, likeness.
 
     Example: consilium analyse runs/fedsm-s0-1a2b3c4d runs/fedavg-s0-5e6f7a8b --what loss-surface --site rimone
     """
     from consilium.analysis.analyse import Options, analyse
 
-    options = Options(site, radius, points, directions, seed, filterwise, layout)
+    options = Options(site, radius, points, directions, seed, filterwise, layout, cases)
     names = [name.strip() for name in what.split(",") if name.strip()]
     for path in analyse(runs, names, to, options, say=lambda text: typer.echo(text, err=True)):
         typer.echo(str(path))

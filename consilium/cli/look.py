@@ -27,20 +27,27 @@ def methods(
         typer.echo(describe(name))
 
 
-def compare(runs: Runs, as_json: Json = False) -> None:
+def compare(
+    runs: Runs,
+    labels: Annotated[bool, typer.Option("--labels", help="Also every site's scores label by label.")] = False,
+    as_json: Json = False,
+) -> None:
     """One table over runs: site by site, site mean, pooled cases, with 95 % intervals.
 
-    Example: consilium compare runs/*
+    Example: consilium compare runs/* --labels
     """
+    from consilium.reports.labels import site_tables
     from consilium.reports.reading import read_run
     from consilium.reports.tables import compare as compare_runs
-    from consilium.reports.tables import show
+    from consilium.reports.tables import rich_table, show
 
     comparison = compare_runs([read_run(run) for run in runs])
+    tables = site_tables(comparison) if labels else {}
     if as_json:
-        typer.echo(json.dumps(comparison.to_json(), allow_nan=False))
+        by_label = {"labels": {site: table.to_json() for site, table in tables.items()}} if labels else {}
+        typer.echo(json.dumps({**comparison.to_json(), **by_label}, allow_nan=False))
     else:
-        show(comparison)
+        show(comparison, [rich_table(table.title, table.grid()) for table in tables.values()])
 
 
 def report(

@@ -6,6 +6,8 @@ intensity means the same tissue everywhere. Images are (batch, channels, *spatia
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv3d, leaky_relu
@@ -32,7 +34,7 @@ def gin(image: Tensor, generator: torch.Generator) -> Tensor:
     hidden = 2 if dimensions == 2 else 1  # as in the original, and as UFPS has it for volumes
     widths = [channels, *[hidden] * (LAYERS - 1), channels]
     passed = image[None]
-    for layer, (narrow, wide) in enumerate(zip(widths, widths[1:])):
+    for layer, (narrow, wide) in enumerate(pairwise(widths)):
         if layer:
             passed = leaky_relu(passed)
         side = 1 + 2 * int(torch.randint(2, (), generator=generator))  # 1 or 3
@@ -40,7 +42,7 @@ def gin(image: Tensor, generator: torch.Generator) -> Tensor:
         shift = torch.randn(wide, generator=generator)
         passed = convolve(passed, kernel.to(image.device), shift.to(image.device), padding=side // 2)
     mixed = torch.lerp(image, passed[0], float(torch.rand((), generator=generator)))
-    return mixed * (image.norm() / mixed.norm().clamp_min(1e-12))
+    return mixed.mul_(image.norm() / mixed.norm().clamp_min(1e-12))
 
 
 def field(shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -107,7 +107,7 @@ def explored(local: Tensor, disputed: Tensor, share: float, generator: torch.Gen
 
 def masked(tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
     """Zero where the mask is not. The perturbation's norm is taken before, so a sparse one is shorter."""
-    parts = mask.split([tensor.numel() for tensor in tensors.values()])
+    parts = torch.split(mask, [tensor.numel() for tensor in tensors.values()])
     return {name: tensor * part.view(tensor.shape) for (name, tensor), part in zip(tensors.items(), parts, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""Stochastic weight averaging on the server: what is released is the mean of several rounds, never sent back to train."""
+"""Stochastic weight averaging on the server: the mean of several rounds is released, and never sent back to train."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Release:
 
 
 def check_averaging(method: Method) -> None:
-    """Refuse a method whose result is not one shared model, or is made in parts that rounds of one kind do not touch."""
+    """Refuse a method whose result is not one shared model, or that makes it in rounds of several kinds."""
     if method.headline != "global":
         why = f"the result of this method is {method.headline}"
     elif sum(phase.counts for phase in method.phases(2)) > 1:
@@ -92,7 +92,7 @@ class Averaged(Method):
         if not any(phase.counts for phase in self.inner.phases(round.total) if phase.name == round.phase):
             return False
         left = round.total - 1 - round.step
-        return round.step >= math.floor(self.of.swa_from * round.total) and left % self.of.swa_cycle == 0
+        return round.step >= math.floor(self.of.swa_from * round.total + 1e-9) and left % self.of.swa_cycle == 0
 
     def release(self, server: Any, site: SiteCard | None) -> Any:
         return self.inner.release(server.now if server.mean is None else server.mean, site)

@@ -16,36 +16,23 @@ from consilium.reports import drawings
 from consilium.reports.drawings import Overlay
 from consilium.reports.findings import findings
 from consilium.reports.grouping import Group, groups, once
+from consilium.reports.labels import label_tables, site_tables
 from consilium.reports.reading import RunView, flat, settings
 from consilium.reports.tables import (
-    POOLED,
     SITE_MEAN,
-    Cell,
     Comparison,
     Line,
     called,
-    cells,
     compare,
     difference,
     one_task,
 )
-from consilium.scores import CHOSEN, MEAN
 
 __all__ = ["Overlay", "write_page"]
 
 _MISSED = ("away", "lost", "refused")  # journal events of a site that is missing from a round
 
 _NAMED = ("study.name", "study.seed", "method.name")
-
-
-@dataclass(frozen=True)
-class LabelTable:
-    """One score, label by label; a line holds site mean and pooled of each label, None where there is none."""
-
-    metric: str
-    labels: tuple[str, ...]
-    lines: tuple[tuple[str, tuple[Cell | None, ...]], ...]
-    empty: str
 
 
 def write_page(runs: Sequence[RunView], to: Path, overlays: Sequence[Overlay] = (), title: str | None = None) -> None:
@@ -89,7 +76,8 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "kept": _kept(every),
         "costs": drawings.costs(comparison.groups) if comparison else [],
         "cost": drawings.cost_picture(comparison.groups, tints) if comparison else None,
-        "labels": _label_tables(comparison) if comparison else [],
+        "labels": label_tables(comparison) if comparison else [],
+        "site_labels": list(site_tables(comparison).values()) if comparison else [],
         "hidden": _hidden(runs),
         "missed": _missed(every),
         "same": _same(runs),
@@ -158,45 +146,6 @@ def _sites(runs: Sequence[RunView]) -> list[str]:
     for run in runs:
         found |= dict.fromkeys(run.summary["headline"]["sites"] if run.summary else run.curve.sites)
     return list(found)
-
-
-def _label_tables(comparison: Comparison) -> list[LabelTable]:
-    """One table per score; the headline score again only if it has several labels."""
-    found: dict[str, dict[str, None]] = {}
-    for group in comparison.groups:
-        run = group.runs[0]
-        order = list(dict.fromkeys(row.label for row in run.best_rows))  # the task's order, which a summary has lost
-        for metric, labels in _scores(run).items():
-            if metric not in ("confidence", "routed") and not metric.startswith(CHOSEN):
-                shown = set(labels) - {MEAN} if len(labels) == 2 else labels  # the mean of one label says nothing more
-                known = sorted(shown, key=lambda label: (label == MEAN, order.index(label) if label in order else -1))
-                found.setdefault(metric, {}).update(dict.fromkeys(known))
-    return [
-        _label_table(comparison, metric, tuple(labels))
-        for metric, labels in found.items()
-        if metric != comparison.metric or len(labels) > 1
-    ]
-
-
-def _label_table(comparison: Comparison, metric: str, labels: tuple[str, ...]) -> LabelTable:
-    lines, empty = [], Counter[str]()
-    for group in comparison.groups:
-        texts: list[Cell | None] = []
-        for label in labels:
-            entries = [_scores(run).get(metric, {}).get(label, {}) for run in group.runs]
-            found = cells(entries)
-            texts += [found.get(SITE_MEAN), found.get(POOLED)]
-            empty |= Counter({f"{label} at {site}": n for site, n in entries[0].get("empty", {}).items()})
-        lines.append((group.name, tuple(texts)))
-    left_out = ", ".join(f"{n} of {where}" for where, n in sorted(empty.items()))
-    return LabelTable(called(metric), labels, tuple(lines), left_out)
-
-
-def _scores(run: RunView) -> dict[str, dict[str, Any]]:
-    if not run.summary or run.headline is None:
-        return {}
-    found: dict[str, dict[str, Any]] = run.summary["best"]["scores"].get(run.headline.model, {})
-    return found
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,26 +93,12 @@ class Comparison:
 
     def to_rich(self, width: int = WIDE) -> Table:
         """For a terminal of this width; a narrow one gets three digits and no interval."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text as RichText
-
-        table = Table(title=self.title, caption=self.caption, caption_justify="left", box=SIMPLE_HEAD)
-        head, *body = self.grid(compact=width < WIDE)
-        for i, cell in enumerate(head):  # folded, because a number cut short would be another number
-            table.add_column(cell.text, justify="right" if i else "left", overflow="fold")
-        for line, cells in zip(self.lines, body, strict=True):
-            last = line is self.lines[-1] or self.lines[self.lines.index(line) + 1].kind != line.kind
-            texts = [RichText(cell.text, style="bold" if cell.bold else "") for cell in cells]
-            table.add_row(*texts, end_section=last)
-        return table
+        kinds = [line.kind for line in self.lines]
+        ends = [i for i, kind in enumerate(kinds) if kinds[i + 1 : i + 2] != [kind]]
+        return rich_table(self.title, self.grid(compact=width < WIDE), self.caption, ends)
 
     def to_markdown(self) -> str:
-        head, *body = self.grid()
-        escaped = [[_markdown(cell) for cell in cells] for cells in (head, *body)]
-        rule = ["---"] + ["---:"] * (len(head) - 1)
-        lines = ["| " + " | ".join(cells) + " |" for cells in (escaped[0], rule, *escaped[1:])]
-        return f"{self.title}\n\n" + "\n".join(lines) + f"\n\n{self.caption}\n"
+        return f"{self.title}\n\n{markdown_table(self.grid())}\n\n{self.caption}\n"
 
     def to_json(self) -> dict[str, Any]:
         lines = [
@@ -355,15 +341,38 @@ def _values(line: Line, kind: str) -> dict[str, Any]:
     return {column.site: asdict(cell) for column, cell in line.cells.items() if column.kind == kind}
 
 
+def markdown_table(grid: Sequence[Sequence[Text]]) -> str:
+    """Heads first; names to the left, numbers to the right."""
+    escaped = [[_markdown(cell) for cell in row] for row in grid]
+    rule = ["---"] + ["---:"] * (len(grid[0]) - 1)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:]))
+
+
+def rich_table(title: str, grid: Sequence[Sequence[Text]], caption: str = "", ends: Container[int] = ()) -> Table:
+    """For a terminal; a line is drawn below the rows numbered in `ends`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text as RichText
+
+    table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    for i, cell in enumerate(grid[0]):  # folded, because a number cut short would be another number
+        table.add_column(cell.text, justify="right" if i else "left", overflow="fold")
+    for number, row in enumerate(grid[1:]):
+        texts = [RichText(cell.text, style="bold" if cell.bold else "") for cell in row]
+        table.add_row(*texts, end_section=number in ends)
+    return table
+
+
 def _markdown(cell: Text) -> str:
     text = cell.text.replace("|", "\\|").replace("\n", " ")
     return f"**{text}**" if cell.bold else text
 
 
-def show(comparison: Comparison) -> None:
-    """Print the table; a file or a pipe gets it whole, a terminal as much as fits."""
+def show(comparison: Comparison, more: Sequence[Table] = ()) -> None:
+    """Print the table and those below it; a file or a pipe gets them whole, a terminal as much as fits."""
     from rich.console import Console
 
     console = Console()
     width = console.width if console.is_terminal else max(console.width, 160)
-    Console(width=width).print(comparison.to_rich(width))
+    for table in (comparison.to_rich(width), *more):
+        Console(width=width).print(table)

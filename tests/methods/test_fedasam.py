@@ -14,7 +14,7 @@ from tests.learning.small import FIRST, batch, line, site, value
 
 
 def test_a_step_by_hand() -> None:
-    """w = 2, x = 1, t = 0: g = 2, T = 2 + 0, ε = .5 · 4 · 2 / 4 = 1, so the gradient is taken at 3 and w = 2 − .1 · 3."""
+    """w = 2, x = 1, t = 0: g = 2, T = 2, ε = .5 · 4 · 2 / 4 = 1, so the gradient is taken at 3 and w = 2 − .1 · 3."""
     weights, loss, steps = sharp_round(site(batch([1.0], [0.0])), line(2.0), 0.5, 0.0, FIRST)
     assert value(weights) == pytest.approx(1.7)
     assert (loss, steps) == (pytest.approx(2.0), 1)  # the loss at w: 2² / 2

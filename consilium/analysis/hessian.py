@@ -1,0 +1,166 @@
+"""How curved is the loss where a model lies? Eigenvalues, trace, spectrum of its Hessian: table 4, figure 10 of UFPS.
+
+Nothing is approximated but by sampling: products of the Hessian with a vector are exact (a second backward pass), the
+largest eigenvalues come from ARPACK, trace and spectrum from Lanczos runs started at random signs (Ghorbani et al.,
+An investigation into neural net optimization via Hessian eigenvalue density, ICML 2019).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from consilium.analysis.opening import OpenRun
+from consilium.analysis.probing import mean_loss, models_at, network_of, training_batches
+from consilium.errors import RunError
+from consilium.randomness import numpy_generator
+from consilium.site import Batch, Task
+from consilium.weights import SiteName
+
+Vector = NDArray[np.float64]
+Times = Callable[[Vector], Vector]
+
+LARGEST = 5  # eigenvalues: UFPS gives the first and the first over the fifth
+PROBES = 3  # random starts
+STEPS = 30  # of Lanczos, from each start
+GRID = 400  # points of a drawn spectrum
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """What is known of one Hessian."""
+
+    largest: tuple[float, ...]  # eigenvalues, from the top
+    trace: float
+    trace_error: float  # standard error over the probes
+    nodes: tuple[tuple[float, float], ...]  # eigenvalue, share of the spectrum: Lanczos quadrature
+    size: int  # parameters
+
+    @property
+    def ratio(self) -> float:
+        """λ_max / λ_5: how much one direction stands out."""
+        return self.largest[0] / self.largest[-1]
+
+    def density(self) -> tuple[Vector, Vector]:
+        """The spectrum, every node as wide as a hundredth of the range: eigenvalues and density."""
+        values, shares = np.array(self.nodes).T
+        low, high = float(values.min()), float(values.max())
+        width = 0.01 * max(high - low, 1e-12)
+        grid = np.linspace(low - 5 * width, high + 5 * width, GRID)
+        bells = np.exp(-((grid[:, None] - values) ** 2) / (2 * width**2)) / (width * math.sqrt(2 * math.pi))
+        return grid, bells @ shares
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "largest": list(self.largest),
+            "ratio": self.ratio,
+            "trace": self.trace,
+            "trace_error": self.trace_error,
+            "parameters": self.size,
+            "nodes": [list(node) for node in self.nodes],
+        }
+
+
+def products(task: Task, network: nn.Module, batches: Sequence[Batch]) -> tuple[Times, int]:
+    """v → H v for the mean loss over the batches, and the number of parameters.
+
+    Batches are taken one by one, so memory holds one graph, whatever the number of cases.
+    """
+    parameters = list(network.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    total = sum(len(batch.cases) for batch in batches)
+
+    def times(vector: Vector) -> Vector:
+        first = parameters[0]
+        flat = torch.from_numpy(np.ascontiguousarray(vector)).to(first.device, first.dtype)
+        parts = [part.view(parameter.shape) for part, parameter in zip(torch.split(flat, sizes), parameters)]
+        result = np.zeros(len(vector))
+        for batch in batches:
+            loss = mean_loss(task, network, [batch])
+            slopes = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+            pairs = [(slope * part).sum() for slope, part in zip(slopes, parts) if slope is not None]
+            found = torch.autograd.grad(torch.stack(pairs).sum(), parameters, allow_unused=True, materialize_grads=True)
+            result += torch.cat([one.reshape(-1) for one in found]).double().cpu().numpy() * len(batch.cases) / total
+        return result
+
+    return times, sum(sizes)
+
+
+def curvature(times: Times, size: int, seed: int = 0, probes: int = PROBES, steps: int = STEPS) -> Curvature:
+    """The Hessian's largest eigenvalues, trace and spectrum from its products with vectors."""
+    nodes: list[tuple[float, float]] = []
+    traces = []
+    for index in range(probes):
+        signs = numpy_generator(seed, "probe", index).choice([-1.0, 1.0], size)
+        alphas, betas = lanczos(times, signs, min(steps, size))
+        values, vectors = np.linalg.eigh(np.diag(alphas) + np.diag(betas, 1) + np.diag(betas, -1))
+        nodes += [(float(value), float(first) ** 2 / probes) for value, first in zip(values, vectors[0])]
+        traces.append(size * float(alphas[0]))  # sᵀ H s for random signs s: Hutchinson's estimate
+    error = statistics.stdev(traces) / math.sqrt(probes) if probes > 1 else 0.0
+    return Curvature(largest(times, size, seed), statistics.fmean(traces), error, tuple(nodes), size)
+
+
+def largest(times: Times, size: int, seed: int = 0, count: int = LARGEST) -> tuple[float, ...]:
+    """The largest eigenvalues, from the top, by ARPACK."""
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+    operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
+    start = numpy_generator(seed, "start").normal(size=size)
+    try:
+        found = eigsh(
+            operator, min(count, size - 1), which="LA", v0=start, tol=1e-4, maxiter=50, return_eigenvectors=False
+        )
+    except ArpackError as error:
+        raise RunError(f"the largest eigenvalues were not found ({error}); try more --cases.") from error
+    return tuple(sorted((float(value) for value in found), reverse=True))
+
+
+def lanczos(times: Times, start: Vector, steps: int) -> tuple[Vector, Vector]:
+    """The tridiagonal matrix that H is in the Krylov space of `start`: its diagonal and the one beside it."""
+    basis = np.zeros((steps, len(start)))
+    basis[0] = start / np.linalg.norm(start)
+    alphas, betas = np.zeros(steps), np.zeros(steps - 1)
+    for k in range(steps):
+        rest = times(basis[k])
+        alphas[k] = basis[k] @ rest
+        for _ in range(2):  # against all before, twice: without it, found eigenvalues are found again
+            rest = rest - basis[: k + 1].T @ (basis[: k + 1] @ rest)
+        length = float(np.linalg.norm(rest))
+        if k + 1 == steps or length < 1e-10 * max(1.0, abs(alphas[0])):  # nothing is left to see
+            return alphas[: k + 1], betas[:k]
+        betas[k], basis[k + 1] = length, rest / length
+    return alphas, betas
+
+
+def site_curvatures(
+    runs: Sequence[OpenRun], sites: Sequence[SiteName], cases: int, seed: int, say: Callable[[str], None]
+) -> dict[SiteName, dict[str, Curvature]]:
+    """Site → model → curvature of the loss on the site's training cases."""
+    found: dict[SiteName, dict[str, Curvature]] = {}
+    for site in sites:
+        for name, here, weights in models_at(runs, site):
+            say(f"Hessian of {name}: {site}")
+            batches = training_batches(here, cases)
+            times, size = products(here.task, network_of(here.task, weights), batches)
+            found.setdefault(site, {})[name] = curvature(times, size, seed)
+    return found
+
+
+def to_markdown(found: Mapping[SiteName, Mapping[str, Curvature]]) -> str:
+    """As table 4: the lower, the flatter."""
+    head = ["site", "model", "λ_max", f"λ_max / λ_{LARGEST}", "trace"]
+    rows = [
+        [site, name, f"{one.largest[0]:.4g}", f"{one.ratio:.3f}", f"{one.trace:.4g} ± {one.trace_error:.2g}"]
+        for site, by in found.items()
+        for name, one in by.items()
+    ]
+    rule = ["---", "---", *["---:"] * 3]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))

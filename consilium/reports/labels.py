@@ -1,0 +1,145 @@
+"""Label by label: one table per score over all sites, and one per site in the layout of UFPS's tables S2 and S3."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from consilium.reports.grouping import Group
+from consilium.reports.reading import RunView, lower_is_better
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, Text, called, cells, markdown_table
+from consilium.scores import CHOSEN, MEAN
+
+CLEAN = "mean after clean-up"
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """One score, label by label; a line holds site mean and pooled of each label, None where there is none."""
+
+    metric: str
+    labels: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    empty: str
+
+
+def label_tables(comparison: Comparison) -> list[LabelTable]:
+    """One table per score; the headline score again only if it has several labels."""
+    found: dict[str, dict[str, None]] = {}
+    for group in comparison.groups:
+        for metric, labels in _scores(group.runs[0]).items():
+            if metric not in ("confidence", "routed") and not metric.startswith(CHOSEN):
+                shown = set(labels) - {MEAN} if len(labels) == 2 else labels  # the mean of one label says nothing more
+                known = _in_order(group.runs[0], list(shown))
+                found.setdefault(metric, {}).update(dict.fromkeys(known))
+    return [
+        _label_table(comparison, metric, tuple(labels))
+        for metric, labels in found.items()
+        if metric != comparison.metric or len(labels) > 1
+    ]
+
+
+def _label_table(comparison: Comparison, metric: str, labels: tuple[str, ...]) -> LabelTable:
+    lines, empty = [], Counter[str]()
+    for group in comparison.groups:
+        texts: list[Cell | None] = []
+        for label in labels:
+            entries = [_scores(run).get(metric, {}).get(label, {}) for run in group.runs]
+            found = cells(entries)
+            texts += [found.get(SITE_MEAN), found.get(POOLED)]
+            empty |= Counter({f"{label} at {site}": n for site, n in entries[0].get("empty", {}).items()})
+        lines.append((group.name, tuple(texts)))
+    left_out = ", ".join(f"{n} of {where}" for where, n in sorted(empty.items()))
+    return LabelTable(called(metric), labels, tuple(lines), left_out)
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """Methods × labels at one site, or as the mean over sites; with the mean, and the mean of cleaned masks."""
+
+    title: str
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    leaders: tuple[frozenset[str], ...]  # by column, the federated methods in bold
+
+    def grid(self) -> list[list[Text]]:
+        rows = [
+            [
+                Text(name),
+                *(
+                    Text(cell.text() if cell else "–", name in best)
+                    for cell, best in zip(found, self.leaders, strict=True)
+                ),
+            ]
+            for name, found in self.lines
+        ]
+        return [[Text("method"), *map(Text, self.columns)], *rows]
+
+    def to_markdown(self) -> str:
+        return f"{self.title}\n\n{markdown_table(self.grid())}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: {column: asdict(cell) for column, cell in zip(self.columns, found, strict=True) if cell}
+            for name, found in self.lines
+        }
+
+
+def site_tables(comparison: Comparison) -> dict[str, SiteTable]:
+    """By site, then "site mean": the headline score label by label; nothing where there is one label only."""
+    metric = comparison.metric
+    labels: dict[str, None] = {}
+    for group in comparison.groups:
+        known = list(_scores(group.runs[0]).get(metric, {}))
+        labels |= dict.fromkeys(_in_order(group.runs[0], known))
+    if len([label for label in labels if label not in ("", MEAN)]) < 2:
+        return {}
+    wanted = {label: (metric, label) for label in labels}
+    if any(f"clean_{metric}" in _scores(group.runs[0]) for group in comparison.groups):
+        wanted[CLEAN] = (f"clean_{metric}", MEAN)
+    columns = [column for column in comparison.columns if column.kind != "pooled"]
+    ordered = [column for column in columns if column != SITE_MEAN] + [SITE_MEAN] * (SITE_MEAN in columns)
+    return {column.site or column.title: _site_table(comparison, column, wanted) for column in ordered}
+
+
+def _site_table(comparison: Comparison, column: Column, wanted: dict[str, tuple[str, str]]) -> SiteTable:
+    lines = []
+    for group in comparison.groups:
+        found = tuple(_cell(group, column, metric, label) for metric, label in wanted.values())
+        if any(found):
+            lines.append((group.name, found))
+    alike = column.site not in comparison.unlike if column.site else not comparison.unlike
+    federated = {group.name for group in comparison.groups if group.kind == "federated"}
+    leaders = tuple(
+        _leaders([(name, found[k]) for name, found in lines if name in federated], comparison.metric, alike)
+        for k in range(len(wanted))
+    )
+    where = "mean over sites" if column == SITE_MEAN else column.title
+    return SiteTable(f"Test {called(comparison.metric)}, {where}", tuple(wanted), tuple(lines), leaders)
+
+
+def _cell(group: Group, column: Column, metric: str, label: str) -> Cell | None:
+    return cells(_scores(run).get(metric, {}).get(label, {}) for run in group.runs).get(column)
+
+
+def _leaders(found: Sequence[tuple[str, Cell | None]], metric: str, alike: bool) -> frozenset[str]:
+    known = [(name, round(cell.value, 4)) for name, cell in found if cell]
+    if len(known) < 2 or not alike:
+        return frozenset()
+    top = (min if lower_is_better(metric) else max)(value for _, value in known)
+    return frozenset(name for name, value in known if value == top)
+
+
+def _in_order(run: RunView, labels: Sequence[str]) -> list[str]:
+    """In the task's order, which a summary has lost; the mean last."""
+    order = list(dict.fromkeys(row.label for row in run.best_rows))
+    return sorted(labels, key=lambda label: (label == MEAN, order.index(label) if label in order else -1))
+
+
+def _scores(run: RunView) -> dict[str, dict[str, Any]]:
+    if not run.summary or run.headline is None:
+        return {}
+    found: dict[str, dict[str, Any]] = run.summary["best"]["scores"].get(run.headline.model, {})
+    return found
