@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from consilium import tree
+from consilium.data.phantoms import write_phantom
 from consilium.errors import StudyError
 from consilium.learning.sharp_steps import STRATEGIES, Climb, Masks, _joined, sharp_fit
 from consilium.methods.fedasam import sharp_round
@@ -254,6 +255,23 @@ def test_explored_positions_matter_and_stay_until_the_next_update(climbing: Any)
     extra = one & ~first.chosen
     assert int(extra.sum()) == min(int(0.1 * d), int((other & ~first.chosen).sum()))
     assert not (extra & ~other).any()
+
+
+# ------------------------------------------------------------------------------------------------ volumes
+
+
+def test_volumes_with_a_supervised_encoder(tmp_path: Path) -> None:
+    """Four hospitals, four organs, three dimensions, every module on; the fourth hospital is outside."""
+    write_phantom("abdomen", tmp_path / "abdomen", cases=14, size=24)
+    fields = {"preprocess__size": [8, 12, 12], "task__network": "plain-unet", "task__widths": [4, 8, 8]}
+    study = toy_study(
+        tmp_path / "abdomen", "ufps", study__leave_out=["btcv"], data__test_masks="complete", task__loss="dice+ce",
+        task__residual_units=None, method__teacher_rounds=1, **fields,
+    )  # fmt: skip
+    result = run_in_process(study, tmp_path)
+    rows = [row for row in RunFolder.open(result.folder).rows() if row.phase == "best" and row.split == "test"]
+    assert {row.label for row in rows if row.site == "word"} >= {"kidney", "liver", "spleen", "pancreas"}
+    assert any(row.outside for row in rows)
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
