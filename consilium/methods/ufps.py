@@ -20,7 +20,7 @@ from consilium.learning.sharpness import blank_mask, disputed, top
 from consilium.learning.uncertainty import SCHEDULERS, Scheduler, trust, uncertainty
 from consilium.method import Maybe, message
 from consilium.methods.fedasam import check_ascent
-from consilium.methods.pseudo_labelled import PAPER, TEACHER, PseudoLabelled, Teach, own_score
+from consilium.methods.pseudo_labelled import DIFFERENCES, PAPER, TEACHER, PseudoLabelled, Teach, own_score
 from consilium.methods.selector import check_fields
 from consilium.networks.parts import decoder_names
 from consilium.site import Batch, Local, Roster, Round, Site, SiteCard, Task
@@ -67,13 +67,12 @@ class UFPS(PseudoLabelled):
 
     paper: ClassVar[str] = PAPER
     differences: ClassVar[tuple[str, ...]] = (
-        "A voxel belongs to one label; background is what nobody claims, after the site's own annotation was put in.",
+        *DIFFERENCES,
         "Voxels on which the main teacher and the teachers disagree are left out of the loss; the paper does not say.",
         "Unless gmt_guard = false, teachers go on labelling an organ of which the global model finds too little.",
         "Temperatures of UA follow the sites' own values: the printed ones belong to another entropy.",
         "Momentum is of gradients' magnitudes; masks, the explored part included, are kept until the next update.",
         "The round trip of the third scheduler comes back, and its Gaussian has a mean of 1 over the bank.",
-        "The optimiser is fresh every round, as in FedAvg.",
     )
     hears_doubt: ClassVar[bool] = True
 
