@@ -129,10 +129,11 @@ class UFPS(PseudoLabelled):
             raise StudyError(f"[method] mask_every = {self.mask_every}: it must be at least 1.")
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
+        warnings = super().check(task, roster, local)
         if self.sharpness != "none" and local.precision == "float16":
             raise StudyError("[local] precision = 'float16' cannot be scaled over two steps; use 'bfloat16'.")
-        self._trusted(task)
-        return super().check(task, roster, local)
+        self._trusted(task)  # refuses a network without a known decoder
+        return warnings
 
     # ------------------------------------------------------------------------------------ what is on in a round
 
