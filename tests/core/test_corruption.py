@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from consilium.envelope import Envelope
-from consilium.method import timeline
+from consilium.method import Maybe, timeline
 from consilium.methods import METHODS
 from consilium.refusal import accepted, stamped
 from consilium.site import Round, SiteCard
@@ -240,10 +240,17 @@ def expected_of(federation: Path, name: str) -> tuple[tuple[Any, Packet], ...]:
     found = []
     for _, round in timeline(study.method, 3):
         blank = study.method.blank(study.task, roster, roster["ada"], round)
-        empty = flatten(blank)
-        filled = {path: torch.ones(t.shape, dtype=t.dtype) for path, t in empty.tensors.items()}
-        found.append((blank, stamped(Packet(empty.header, filled), HEAD, "ada")))
+        blank = replace(blank, **{name: _sent(part) for name, part in vars(blank).items()})
+        packet = flatten(blank)
+        filled = {path: torch.ones(t.shape, dtype=t.dtype) for path, t in packet.tensors.items()}
+        found.append((blank, stamped(Packet(packet.header, filled), HEAD, "ada")))
     return tuple(found)
+
+
+def _sent(part: Any) -> Any:
+    """What may be left out is sent; a mask is packed bit by bit, and so needs bits."""
+    part = part.like if isinstance(part, Maybe) else part
+    return torch.zeros(part.shape, dtype=torch.bool) if isinstance(part, Tensor) and part.dtype == torch.bool else part
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -95,7 +95,7 @@ def test_labels_come_from_the_annotation_and_the_others_teachers(organs: Path, t
     for index in range(5):
         stage.round(index)
     worker = stage.workers["ada"]
-    kept: Any = worker._kept(4)
+    kept: Any = worker.kept(4)
     school = kept.memory.school
     site = stage.method._with_maps(worker.site, school)
     teach = stage.method._teach(worker.site, school)
