@@ -22,6 +22,8 @@ from tests.cli.terminal import ROOT, Running, Terminal, call, children_of, event
 FILES = ("last.safetensors", "best.safetensors", "scores.csv")
 ROUNDS = 4
 
+real_processes = pytest.mark.federation  # they start, kill and wait, for which the default tier has no time
+
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc"),
     pytest.mark.xdist_group("crashes"),  # one process loads torch for all of them
@@ -48,6 +50,7 @@ def same_bytes(folder: Path, whole: Path) -> None:
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@real_processes
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_at_random_moments_and_resumed(seed: int, whole: Path, federation: Path, tmp_path: Path) -> None:
     draw, runs = random.Random(seed), tmp_path / "runs"
@@ -68,6 +71,7 @@ def test_killed_at_random_moments_and_resumed(seed: int, whole: Path, federation
     same_bytes(folder, whole)
 
 
+@real_processes
 def test_killed_with_workers_leaves_no_orphans(whole: Path, federation: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     process = Running(tmp_path / "first", "run", scaffold(tmp_path, federation), "--workers", 1, "--runs", runs)
@@ -81,6 +85,7 @@ def test_killed_with_workers_leaves_no_orphans(whole: Path, federation: Path, tm
     same_bytes(folder, whole)
 
 
+@real_processes
 def test_a_killed_worker_is_a_site_that_did_not_answer(federation: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
@@ -99,6 +104,7 @@ def test_a_killed_worker_is_a_site_that_did_not_answer(federation: Path, tmp_pat
     assert f"round 1: {lost[0]['site']} did not answer" in done.err
 
 
+@real_processes
 def test_the_second_of_two_processes_is_refused(federation: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=200)
@@ -113,6 +119,7 @@ def test_the_second_of_two_processes_is_refused(federation: Path, tmp_path: Path
     process.kill()
 
 
+@real_processes
 def test_an_interrupt_names_resume(federation: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=200)
@@ -145,6 +152,7 @@ def _may_mount() -> bool:
     return bool(unshare) and subprocess.run([unshare, "-rm", "true"], capture_output=True, check=False).returncode == 0
 
 
+@real_processes
 @pytest.mark.skipif(not _may_mount(), reason="needs a disk of its own (unshare)")
 def test_a_full_disk(whole: Path, federation: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -194,6 +202,7 @@ def test_a_disk_that_is_full_at_the_report(study: Path, tmp_path: Path, monkeypa
 # ------------------------------------------------------------------------------------ on a terminal
 
 
+@real_processes
 def test_a_terminal_sees_a_live_display_and_keeps_a_clean_screen(federation: Path, tmp_path: Path) -> None:
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
     terminal = Terminal("run", study, "--workers", 0, "--runs", tmp_path / "runs")
@@ -206,6 +215,7 @@ def test_a_terminal_sees_a_live_display_and_keeps_a_clean_screen(federation: Pat
     assert left[-1] == str(next((tmp_path / "runs").iterdir()))
 
 
+@real_processes
 def test_control_c_on_a_terminal(federation: Path, tmp_path: Path) -> None:
     """The terminal sends the interrupt to the workers too."""
     runs = tmp_path / "runs"
