@@ -15,7 +15,7 @@ from torch import Tensor
 from consilium import tree
 from consilium.errors import StudyError
 from consilium.fields import nearest, to_toml
-from consilium.method import Method
+from consilium.method import Maybe, Method
 from consilium.methods import ALIASES, METHODS
 from consilium.networks.unet import UNet
 from consilium.site import Round, SiteCard
@@ -139,8 +139,10 @@ def _size(kind: type[Method]) -> str:
     task = build_task(TaskFields(), UNet(), facts, 0)
     roster = {name: SiteCard(name, i, 1, facts.labels) for i, name in enumerate("abcdef")}
     method = kind()
-    first = method.phases(3)[0]
+    first = next(phase for phase in method.phases(3) if phase.counts)
     blank = method.blank(task, roster, roster["a"], Round(0, first.name, 0, first.rounds))
+    once = {name: None for name, part in vars(blank).items() if isinstance(part, Maybe)}
+    blank = dataclasses.replace(blank, **once)
     total = sum(t.numel() * t.element_size() for part in tree.split(blank).weights.values() for t in part.values())
     return f"{total / 1e6:.1f} MB"
 

@@ -31,7 +31,18 @@ from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, T
 from consilium.tree import message
 from consilium.weights import SiteName, Weights
 
-__all__ = ["Best", "GlobalModel", "Method", "PersonalModel", "Phase", "Valid", "away_as", "message", "timeline"]
+__all__ = [
+    "Best",
+    "GlobalModel",
+    "Maybe",
+    "Method",
+    "PersonalModel",
+    "Phase",
+    "Valid",
+    "away_as",
+    "message",
+    "timeline",
+]
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,13 @@ class Best:
     server: Any
     valid: Mapping[str, Valid]
     merged: Mapping[SiteName, int] = field(default_factory=dict)  # the sites' memories that go with it, by round
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """In `blank`: a part that a site may send or leave out, for instance what it sends once."""
+
+    like: Any
 
 
 @dataclass(frozen=True)

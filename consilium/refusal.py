@@ -12,6 +12,7 @@ import torch
 
 from consilium import tree
 from consilium.envelope import Envelope
+from consilium.method import Maybe
 from consilium.tree import Packet
 from consilium.weights import SiteName, Weights
 
@@ -50,6 +51,8 @@ def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: S
 
 def _fault(value: Any, like: Any, path: str) -> str:
     """Where a part of a message is not as the expected one: names, keys, lengths, shapes, types, finite numbers."""
+    if isinstance(like, Maybe):
+        return "" if value is None else _fault(value, like.like, path)
     if (value is None) != (like is None):
         return f"'{path}' is {'missing' if value is None else 'not expected in this phase'}"
     if isinstance(value, Weights):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -56,6 +56,7 @@ class Batch:
     volume: bool = False  # the images are all slices of one volume, in order; their cases are called "name#slice"
     labels: tuple[tuple[str, ...], ...] | None = None  # what each truth shows; 0 is background or unknown. None: all
     spacings: tuple[tuple[float, ...] | None, ...] | None = None  # of each case's voxels, mm; None: not known
+    beside: Tensor | None = None  # (batch, maps, *spatial): what a method knows of every voxel, cut and turned alike
 
     def labels_of(self, i: int) -> tuple[str, ...] | None:
         """The labels that are annotated in case `i`; what is not annotated there is unknown, not absent."""
@@ -73,6 +74,7 @@ class Batch:
             cases=self.cases[i : i + 1],
             labels=None if self.labels is None else self.labels[i : i + 1],
             spacings=None if self.spacings is None else self.spacings[i : i + 1],
+            beside=None if self.beside is None else self.beside[i : i + 1],
         )
 
 
@@ -304,6 +306,10 @@ class SiteData(Protocol):
     def __len__(self) -> int: ...
     def cases(self, split: str) -> Sequence[str]: ...
     def whole(self, split: str, batch_size: int) -> Iterator[Batch]: ...
+
+    def with_maps(self, maps: Callable[[str], Tensor]) -> SiteData:
+        """The same cases, with maps (maps, *spatial) of each beside it in training batches."""
+        ...
 
 
 @dataclass(frozen=True)

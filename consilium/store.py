@@ -51,7 +51,9 @@ class Store:
         return tree.assemble(document["shape"], kind, _Stored(self, document))
 
     def weights(self, digest: str) -> Weights:
-        return tree.load(self._path(digest), _Held).weights
+        weights = tree.load(self._path(digest), _Held).weights
+        vars(weights)["digest"] = digest  # its name: what a site keeps for long is not read through again every round
+        return weights
 
     def sweep(self, documents: Iterable[Document]) -> None:
         """Delete what no document refers to any more."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.toy import write_toy
+from tests.toy import write_organs, write_toy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,6 +19,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy(tmp_path_factory.mktemp("toy") / "federation")
+
+
+@pytest.fixture(scope="session")
+def organs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sites that annotate a disc, a square, and both."""
+    return write_organs(tmp_path_factory.mktemp("organs") / "true", splits=("train",) * 8 + ("valid", "valid", "test"))
 
 
 @pytest.fixture(scope="session")

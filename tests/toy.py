@@ -1,4 +1,4 @@
-"""The toy task of the tests: three sites, 16-pixel images of one bright blob, a network of a few thousand weights."""
+"""The toy tasks of the tests: three sites, 16-pixel images, a network of a few thousand weights."""
 
 from __future__ import annotations
 
@@ -45,6 +45,45 @@ def write_toy(folder: Path) -> Path:
                 cases.append(Case(name, f"p{index}", split, paths[0], paths[1]))
                 index += 1
         write_site(folder, site, cases)
+    return folder
+
+
+ANNOTATED = {"ada": ("round",), "bea": ("square",), "cid": ("round", "square")}
+VALUE = {"round": 1, "square": 2}
+SPLITS = ("train", "train", "train", "valid", "test")
+
+
+def write_organs(
+    folder: Path, hidden_noise: bool = False, noise: str = "", size: int = 16, splits: tuple[str, ...] = SPLITS
+) -> Path:
+    """Three sites with a disc and a square in every image; `hidden_noise` draws hidden labels anew, at random.
+
+    `noise` names a label whose masks are spoilt where it is annotated.
+    """
+    write_federation_toml(folder, "segmentation", list(VALUE), 2, 1)
+    for number, (site, labels) in enumerate(ANNOTATED.items()):
+        cases = []
+        for sub in ("images", "labels"):
+            (folder / site / sub).mkdir(parents=True)
+        for index, split in enumerate(splits):
+            rng, dice = np.random.default_rng([number, index]), np.random.default_rng([99, number, index])
+            y, x = np.mgrid[:size, :size]
+            mask = np.zeros((size, size), np.uint8)
+            mask[(y - rng.uniform(3, 6)) ** 2 + (x - rng.uniform(4, 12)) ** 2 < 8] = 1
+            top, left = rng.integers(8, 11), rng.integers(2, 10)
+            mask[top : top + 5, left : left + 5] = 2
+            image = rng.normal(60 + 20 * number, 8, mask.shape) + 70 * (mask == 1) + 120 * (mask == 2)
+            unknown = [value for label, value in VALUE.items() if label not in labels]
+            if hidden_noise and unknown:
+                free = ~np.isin(mask, [VALUE[label] for label in labels])
+                mask[free] = dice.choice([0, *unknown], int(free.sum()))
+            if noise in labels:
+                mask[mask == VALUE[noise]] = dice.choice([0, VALUE[noise]], int((mask == VALUE[noise]).sum()))
+            paths = [folder / site / sub / f"{index}.png" for sub in ("images", "labels")]
+            Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(paths[0])
+            Image.fromarray(mask).save(paths[1])
+            cases.append(Case(f"{site}{index}", f"p{index}", split, *paths))
+        write_site(folder, site, cases, labels)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -48,7 +48,7 @@ class Place:
         return self.part.spacing(self.index)
 
 
-Loaded = tuple[Array, Any, Place]  # image and truth as they will be used, and where they came from
+Loaded = tuple[Array, Any, Array | None, Place]  # image, truth and maps as they will be used, where they came from
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Cases:
     augmentations: tuple[str, ...] = ()
     patch: tuple[int, ...] = ()  # train on patches of this size; () takes whole images
     slices: bool = False  # volumes are taken apart along their first axis; training sees slices with a label only
+    maps: Callable[[str], Tensor] | None = None  # by case, (maps, *spatial): cut and turned with the training images
 
     def __len__(self) -> int:
         return sum(map(len, self._training))
@@ -90,15 +91,19 @@ class Cases:
 
     def _training_case(self, place: Place, seed: int, epoch: int, number: int) -> Loaded:
         image, truth = place.image(), place.truth()
+        maps = None if self.maps is None else self.maps(place.name).numpy()
         if not (self.patch or self.augmentations):
-            return image, truth, place
+            return image, truth, maps, place
         seed = derive(seed, epoch, number)
         mask = truth if isinstance(truth, np.ndarray) else None
         if self.patch:
-            image, mask = _patch(image, mask, self.patch, numpy_generator(seed, "patch"))
+            image, mask, maps = _patch(image, mask, maps, self.patch, numpy_generator(seed, "patch"))
         if self.augmentations:
-            image, mask = augment(image, mask, self.augmentations, derive(seed, "augment"))
-        return image, truth if mask is None else mask, place
+            image, mask, maps = augment(image, mask, self.augmentations, derive(seed, "augment"), maps)
+        return image, truth if mask is None else mask, maps, place
+
+    def with_maps(self, maps: Callable[[str], Tensor]) -> Cases:
+        return replace(self, maps=maps)
 
     def whole(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Unaugmented whole cases in table order; neighbours of one shape share a batch, a volume's slices are one."""
@@ -106,9 +111,9 @@ class Cases:
         for place in (Place(part, i) for part in self.parts for i in part.indices(split)):
             if self.slices:
                 slices = [Place(place.part, place.index, z) for z in range(place.image().shape[1])]
-                yield replace(_batch([(s.image(), s.truth(), s) for s in slices]), volume=True)
+                yield replace(_batch([(s.image(), s.truth(), None, s) for s in slices]), volume=True)
                 continue
-            case = (place.image(), place.truth(), place)
+            case = (place.image(), place.truth(), None, place)
             if group and (len(group) == batch_size or case[0].shape != group[0][0].shape):
                 yield _batch(group)
                 group = []
@@ -118,19 +123,21 @@ class Cases:
 
 
 def _batch(cases: Sequence[Loaded]) -> Batch:
-    shapes = sorted({image.shape[1:] for image, _, _ in cases})
+    shapes = sorted({image.shape[1:] for image, *_ in cases})
     if len(shapes) > 1:
         raise DataError(
             f"images of {shape_text(shapes[0])} and of {shape_text(shapes[-1])} cannot be in one batch; "
             "set [task] patch, [preprocess] size, or [local] batch_size = 1."
         )
-    places = [place for _, _, place in cases]
+    places = [place for *_, place in cases]
+    maps = [beside for _, _, beside, _ in cases if beside is not None]
     return Batch(
-        torch.from_numpy(np.stack([image for image, _, _ in cases])),
-        _truths([truth for _, truth, _ in cases]),
+        torch.from_numpy(np.stack([image for image, *_ in cases])),
+        _truths([truth for _, truth, *_ in cases]),
         tuple(place.name for place in places),
         labels=tuple(place.part.labels(place.index) for place in places),
         spacings=tuple(place.spacing() for place in places),
+        beside=torch.from_numpy(np.stack(maps)) if maps else None,
     )
 
 
@@ -141,8 +148,8 @@ def _truths(truths: Sequence[Any]) -> Tensor:
 
 
 def _patch(
-    image: Array, mask: Array | None, size: Sequence[int], generator: np.random.Generator
-) -> tuple[Array, Array | None]:
+    image: Array, mask: Array | None, maps: Array | None, size: Sequence[int], generator: np.random.Generator
+) -> tuple[Array, Array | None, Array | None]:
     """A random window, every second time around a voxel of the site's own labels; small cases are padded."""
     room = image.shape[1:]
     short = [max(0, want - have) for want, have in zip(size, room)]
@@ -150,6 +157,7 @@ def _patch(
         margins = [(gap // 2, gap - gap // 2) for gap in short]
         image = np.pad(image, [(0, 0), *margins], mode="edge")
         mask = None if mask is None else np.pad(mask, margins)
+        maps = None if maps is None else np.pad(maps, [(0, 0), *margins])
         room = image.shape[1:]
     centre = [int(generator.integers(have)) for have in room]
     if mask is not None and generator.random() < 0.5:
@@ -158,4 +166,5 @@ def _patch(
             centre = [int(c) for c in np.unravel_index(inside[generator.integers(len(inside))], mask.shape)]
     corner = [min(max(0, c - want // 2), have - want) for c, want, have in zip(centre, size, room)]
     window = tuple(slice(c, c + want) for c, want in zip(corner, size))
-    return image[(slice(None), *window)], None if mask is None else mask[window]
+    inner = (slice(None), *window)
+    return image[inner], None if mask is None else mask[window], None if maps is None else maps[inner]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from consilium.data.preprocess import MARGIN, Preprocess
+from consilium.errors import StudyError
 from consilium.study import Study
 from consilium.tasks.segmentation import Segmentation
 
@@ -63,6 +64,8 @@ def postprocessing(study: Study) -> list[Transform]:
     task = study.task
     if not isinstance(task, Segmentation):
         return [_step("AsDiscreted", "pred", argmax=True)]
+    if task.unannotated == "ignored":
+        raise StudyError("[task] unannotated = 'ignored' is a baseline that learns no background; it is not exported.")
     back = _step("Invertd", "pred", transform="@preprocessing", orig_keys="image", nearest_interp=False, to_tensor=True)
     if task.overlapping:
         inside = [len(task.contains.get(label, ())) for label in task.labels]

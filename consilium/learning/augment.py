@@ -79,16 +79,24 @@ def _compose(names: tuple[str, ...], dimensions: int) -> Any:
     return Compose([transform for name in names for transform in AUGMENTATIONS[name](dimensions)])
 
 
-def augment(image: Array, truth: Array | None, names: Sequence[str], seed: int) -> tuple[Array, Array | None]:
-    """One case changed at random: image (channels, *spatial), truth (*spatial) or None for classification."""
+def augment(
+    image: Array, truth: Array | None, names: Sequence[str], seed: int, maps: Array | None = None
+) -> tuple[Array, Array | None, Array | None]:
+    """One case changed at random: image (channels, *spatial), truth (*spatial) or None for classification.
+
+    `maps` (maps, *spatial) are turned as the truth is, each voxel taking the value of its nearest.
+    """
     if not names:
-        return image, truth
+        return image, truth, maps
     compose = _compose(tuple(names), image.ndim - 1)
     compose.set_random_state(seed=seed % 2**32)
     # a classification case has no mask; the transforms want one, so the image stands in for it
     mask = image[:1] if truth is None else truth[None]
+    if maps is not None:
+        mask = np.concatenate([mask.astype(np.float32), maps.astype(np.float32)])
     changed = compose({"image": np.array(image), "truth": np.array(mask)})
     return (
         np.asarray(changed["image"], dtype=np.float32),
         None if truth is None else np.asarray(changed["truth"][0]).astype(truth.dtype),
+        None if maps is None else np.asarray(changed["truth"][1:]).astype(maps.dtype),
     )

@@ -98,7 +98,8 @@ def placed(batch: Batch, site: Site) -> Batch:
     images = batch.images.to(site.device, non_blocking=True)
     if images.dim() == 4:
         images = images.contiguous(memory_format=torch.channels_last)
-    return replace(batch, images=images, truth=batch.truth.to(site.device, non_blocking=True))
+    beside = None if batch.beside is None else batch.beside.to(site.device, non_blocking=True)
+    return replace(batch, images=images, truth=batch.truth.to(site.device, non_blocking=True), beside=beside)
 
 
 class Workbench:

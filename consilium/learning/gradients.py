@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +31,11 @@ class Bench:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
 
-    def gradient(self, batch: Batch) -> tuple[dict[str, Tensor], float]:
-        """The gradient of the task's loss at the present parameters, and the loss."""
+    def gradient(self, batch: Batch, judge: Callable[[Any], Tensor] | None = None) -> tuple[dict[str, Tensor], float]:
+        """The gradient of a loss of the output (default: the task's) at the present parameters, and the loss."""
         with precision(self.site):
-            loss = self.site.task.loss(self.module(batch.images), batch)
+            output = self.module(batch.images)
+            loss = self.site.task.loss(output, batch) if judge is None else judge(output)
         grads = torch.autograd.grad(loss, list(self.parameters.values()))
         if self.site.local.clip:
             length = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()

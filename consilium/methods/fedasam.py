@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from consilium.learning.fit import learning_rate, optimizer
 from consilium.learning.gradients import Bench, seeded_batches
 from consilium.learning.sharpness import moved, perturbation
 from consilium.method import GlobalModel
-from consilium.site import Round, Site
+from consilium.site import Batch, Round, Site
 from consilium.weights import SiteName, Weights, mean
 
 
@@ -31,9 +31,7 @@ class FedASAM(GlobalModel):
     )
 
     def __post_init__(self) -> None:
-        for name in ("rho", "eta"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise StudyError(f"[method] {name} = {getattr(self, name)}: it must be a number from 0 up.")
+        check_ascent(self.rho, self.eta)
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
         weights, loss, steps = sharp_round(site, got.global_, self.rho, self.eta, round)
@@ -43,12 +41,24 @@ class FedASAM(GlobalModel):
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
 
 
-def sharp_round(site: Site, weights: Weights, rho: float, eta: float, round: Round) -> tuple[Weights, float, int]:
-    """One local pass of two-step updates; the loss is that at w, as other methods tell it."""
+def check_ascent(rho: float, eta: float) -> None:
+    for name, value in (("rho", rho), ("eta", eta)):
+        if not 0 <= value < math.inf:
+            raise StudyError(f"[method] {name} = {value}: it must be a number from 0 up.")
+
+
+def sharp_round(
+    site: Site, weights: Weights, rho: float, eta: float, round: Round, labelled: Callable[[Batch], Batch] | None = None
+) -> tuple[Weights, float, int]:
+    """One local pass of two-step updates; the loss is that at w, as other methods tell it.
+
+    `labelled` gives every batch its labels, where they are not the site's own.
+    """
     bench = Bench(site, weights)
     stepper = optimizer(list(bench.parameters.values()), site.local, learning_rate(site.local, round))
     total, cases, steps = 0.0, 0, 0
     for batch in seeded_batches(site, round):
+        batch = batch if labelled is None else labelled(batch)
         gradient, loss = bench.gradient(batch)
         with moved(bench.module, perturbation(bench.parameters, gradient, rho, eta)):
             gradient, _ = bench.gradient(batch)

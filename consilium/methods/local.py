@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.learning.fit import Job, OptimizerState, fit
-from consilium.method import Best, Method, message
+from consilium.method import Best, Method, Valid, message
 from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.weights import SiteName, Weights
 
@@ -90,17 +90,29 @@ class Local(Method):
         """Each site keeps its own best round; models that are not shared are kept by the round best for all."""
         if not self.share_local_parts:
             return super().keep(best, now)
-        local, valid = dict(best.server.local), dict(best.valid)
-        for name, weights in now.server.local.items():
-            key = f"local/{name}"
-            if key not in now.valid and key not in valid:
-                local[name] = weights  # without validation cases: the latest
-            elif key in now.valid and (key not in valid or now.valid[key].value > valid[key].value):
-                local[name], valid[key] = weights, now.valid[key]
+        local, valid = each_best(best.server.local, best.valid, now.server.local, now.valid, "local")
         return Best(self.Server(local), valid, now.merged)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         return self.Uplink(task.shape() if self.share_local_parts else None, 0.0, 0)
+
+
+def each_best(
+    best: Mapping[SiteName, Weights],
+    best_valid: Mapping[str, Valid],
+    now: Mapping[SiteName, Weights],
+    now_valid: Mapping[str, Valid],
+    model: str,
+) -> tuple[dict[SiteName, Weights], dict[str, Valid]]:
+    """Of every site's own model the round with its best validation score, and those scores."""
+    kept, valid = dict(best), dict(best_valid)
+    for name, weights in now.items():
+        key = f"{model}/{name}"
+        if key not in now_valid and key not in valid:
+            kept[name] = weights  # without validation cases: the latest
+        elif key in now_valid and (key not in valid or now_valid[key].value > valid[key].value):
+            kept[name], valid[key] = weights, now_valid[key]
+    return kept, valid
 
 
 class Elsewhere(Predictor):

@@ -20,7 +20,7 @@ Kind = Literal["bound", "local", "federated"]
 _LOCAL = ("local", "separate", "solo")
 _BOUND = ("pooled", "centralized")
 # what an unfinished run is probably about: the first of these it has scores of
-_MODELS = ("super", "ensemble", "personal", "global", "pooled", "local", "teacher")
+_MODELS = ("super", "ensemble", "personal", "global", "pooled", "local", "solo", "teacher")
 _METRICS = ("dice", "accuracy")
 _CHOSEN_ROUNDS = ("best", "last")  # phases of rows that belong to no single round of training
 

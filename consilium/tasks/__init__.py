@@ -11,7 +11,7 @@ from consilium.networks import SEGMENTS, Network
 from consilium.networks.vgg import SmallVGG
 from consilium.site import Task
 from consilium.tasks.classification import Classification
-from consilium.tasks.segmentation import Segmentation
+from consilium.tasks.segmentation import UNANNOTATED, Segmentation
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class TaskFields:
     augment: tuple[str, ...] = ()  # flip, rotate, scale, brightness, noise
     patch: tuple[int, ...] = ()  # train and predict in windows of this size
     overlap: float = 0.5  # of the windows when predicting
+    unannotated: str = "unknown"  # labels a site does not annotate; "background", "ignored": see the page on studies
     clean_up: bool = False  # fill holes and drop small pieces of masks that are delivered; scored beside the others
 
     def __post_init__(self) -> None:
@@ -47,6 +48,8 @@ class TaskFields:
             raise StudyError(f"[task] overlap = {self.overlap}: it must be in [0, 1).")
         if self.patch and min(self.patch) < 1:
             raise StudyError(f"[task] patch = {list(self.patch)}: sizes are positive.")
+        if self.unannotated not in UNANNOTATED:
+            raise StudyError(f"[task] unannotated = {self.unannotated!r}: it must be one of {', '.join(UNANNOTATED)}.")
         augment.check(self.augment)
 
 
@@ -69,6 +72,8 @@ def build_task(fields: TaskFields, network: Network, facts: Facts, seed: int) ->
             raise StudyError("[task] patch is for segmentation; a class belongs to the whole image.")
         if fields.clean_up:
             raise StudyError("[task] clean_up is for masks; a class has no holes.")
+        if fields.unannotated != "unknown":
+            raise StudyError("[task] unannotated is for masks; every case has its class.")
         if name in SEGMENTS:
             raise StudyError(
                 f"[task] network = '{name}' segments, but this federation's task is classification; take 'cnn'."
@@ -88,6 +93,7 @@ def build_task(fields: TaskFields, network: Network, facts: Facts, seed: int) ->
         loss_name=fields.loss,
         patch=fields.patch,
         overlap=fields.overlap,
+        unannotated=fields.unannotated,
         clean_up=fields.clean_up,
         seed=seed,
     )

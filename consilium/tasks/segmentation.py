@@ -18,6 +18,8 @@ from consilium.tasks.inference import averaged, on_bench
 from consilium.tasks.overlap import cleaned, overlap
 from consilium.weights import Weights
 
+UNANNOTATED = ("unknown", "background", "ignored")
+
 
 @dataclass(frozen=True, eq=False)
 class Segmentation(Task):
@@ -32,6 +34,7 @@ class Segmentation(Task):
     loss_name: str = "dice"  # "dice+ce"
     patch: tuple[int, ...] = ()  # sliding windows of this size; () takes the whole image
     overlap: float = 0.5
+    unannotated: str = "unknown"  # or "background", "ignored": what a truth says of labels it does not show
     clean_up: bool = False  # final scores of cleaned masks stand beside the others; delivered masks are cleaned
     seed: int = 0
     device: str = "cpu"
@@ -53,7 +56,7 @@ class Segmentation(Task):
         from monai.losses import DiceCELoss, DiceLoss
 
         kind = DiceLoss if self.loss_name == "dice" else DiceCELoss
-        if self.overlapping:
+        if self.overlapping or self.unannotated == "ignored":
             return kind(sigmoid=True)  # type: ignore[no-any-return]
         return kind(softmax=True, to_onehot_y=True, include_background=False)  # type: ignore[no-any-return]
 
@@ -83,6 +86,11 @@ class Segmentation(Task):
             if len(judged) < len(outputs):
                 output = output[:, [outputs.index(label) for label in judged]]
             return self._criterion(output, self._channels(truth, judged).to(output.dtype))  # type: ignore[no-any-return]
+        if self.unannotated == "ignored":  # only the annotated labels are judged, each by itself
+            output = output[:, [1 + outputs.index(label) for label in judged]]
+            return self._criterion(output, self._channels(truth, judged).to(output.dtype))  # type: ignore[no-any-return]
+        if len(judged) < len(outputs) and self.unannotated == "background":
+            judged = list(outputs)
         if len(judged) < len(outputs):
             # an unknown voxel is background or a label not shown: their probabilities add up to what the truth calls 0
             either = [0, *(1 + i for i, label in enumerate(outputs) if label not in shown)]
@@ -162,5 +170,9 @@ class Segmentation(Task):
             if self.patch and kind != "selector":
                 from monai.inferers import sliding_window_inference
 
-                return sliding_window_inference(images, self.patch, 4, network, overlap=self.overlap).cpu()  # type: ignore[no-any-return]
-            return network(images).cpu()  # type: ignore[no-any-return]
+                output = sliding_window_inference(images, self.patch, 4, network, overlap=self.overlap).cpu()
+            else:
+                output = network(images).cpu()
+        if self.unannotated == "ignored" and kind == "model" and not self.overlapping:
+            output[:, 0] = 0.0  # nothing was learned about background: it is where every label's own logit is negative
+        return output  # type: ignore[no-any-return]

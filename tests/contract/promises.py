@@ -10,11 +10,13 @@ from typing import Any
 
 from consilium import engine, tree
 from consilium.envelope import Envelope, Reply
+from consilium.method import timeline
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.study import Study
-from consilium.tree import Packet
+from consilium.tree import Packet, flatten, unflatten
 from consilium.wires.in_process import InProcess
+from consilium.worker import Worker, open_worker, place_in
 
 
 class Interrupted(Exception):
@@ -74,3 +76,30 @@ def digest(item: Any) -> str:
     shape, weights, tensors = tree.split(item)
     parts = [shape, *(w.digest for w in weights.values()), *(str(t.tolist()) for t in tensors.values())]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
+
+
+class Stage:
+    """A study opened by hand: its sites' workers and the server, one step at a time."""
+
+    def __init__(self, study: Study, runs: Path) -> None:
+        folder = RunFolder.create(study, runs)
+        self.study, self.method, self.task = study, study.method, study.task
+        self.wire = InProcess(study, folder.path)
+        self.roster = self.wire.roll_call().members
+        federation = study.federation()
+        self.workers: dict[str, Worker] = {
+            site: open_worker(study, federation, site, self.roster, place_in(folder.path, site)) for site in self.roster
+        }
+        self.rounds = [round for _, round in timeline(self.method, study.plan.rounds)]
+        self.server = self.method.start(self.task, self.roster)
+
+    def head(self, index: int, merged: int) -> Envelope:
+        return Envelope("run", self.study.method_name, self.rounds[index], dict.fromkeys(self.roster, merged))
+
+    def round(self, index: int) -> None:
+        replies = {}
+        for site, worker in self.workers.items():
+            order = self.method.send(self.server, self.roster[site], self.rounds[index])
+            packet = worker.train(flatten(order), self.head(index, index - 1))
+            replies[site] = unflatten(packet, self.method.Uplink)
+        self.server = self.method.merge(self.server, replies, self.rounds[index])

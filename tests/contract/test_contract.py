@@ -12,16 +12,16 @@ import torch
 
 from consilium import simulation, tree
 from consilium.envelope import Envelope
-from consilium.method import timeline
+from consilium.method import Maybe, timeline
 from consilium.methods import METHODS
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.study import Study
 from consilium.tree import flatten, unflatten
-from consilium.wires.in_process import InProcess
-from consilium.worker import POOLED, Worker, open_worker, place_in
+from consilium.worker import POOLED, open_worker, place_in
 from tests.contract.promises import (
     Interrupted,
+    Stage,
     crash_after,
     digest,
     run_in_process,
@@ -39,22 +39,38 @@ def each(names: Iterable[str]) -> Any:
 
 
 every_method = each(METHODS)
+PARTIAL = ("solo", "fedavg-pl", "fedprox-pl", "fedasam-pl", "ufps")  # for sites that annotate different labels
 every_shared_method = each(name for name, kind in METHODS.items() if not kind.pooled)
 
 
 @pytest.fixture(scope="session")
-def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An undisturbed in-process run of each method, made once."""
-    made: dict[tuple[str, str], Result] = {}
+def study_of(federation: Path, organs: Path) -> Any:
+    """A study of a method on the toy federation it is for."""
 
-    def finish(name: str, away: dict[str, list[int]] | None = None) -> Result:
-        key = (name, str(away))
+    def study(name: str, **changes: Any) -> Study:
+        return toy_study(organs if changes.pop("partial", name in PARTIAL) else federation, name, **changes)
+
+    return study
+
+
+@pytest.fixture(scope="session")
+def finished(study_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An undisturbed in-process run of each method, made once."""
+    made: dict[tuple[str, str, bool], Result] = {}
+
+    def finish(name: str, away: dict[str, list[int]] | None = None, partial: bool = False) -> Result:
+        key = (name, str(away), partial or name in PARTIAL)
         if key not in made:
-            study = toy_study(federation, name, study__away=away or {})
+            study = study_of(name, study__away=away or {}, partial=key[2])
             made[key] = run_in_process(study, tmp_path_factory.mktemp(name))
         return made[key]
 
     return finish
+
+
+def second_round(study: Study) -> int:
+    """The place in the run of the paper's second round."""
+    return [round.index for phase, round in timeline(study.method, study.plan.rounds) if phase.counts][1]
 
 
 def losses(result: Result) -> dict[int, float]:
@@ -82,10 +98,8 @@ CRASHES = ("train", "round", "score")  # before a round is committed, after it, 
         for event in (CRASHES if name == "fedsm" else CRASHES[i % 3 : i % 3 + 1])
     ],
 )
-def test_resume_is_the_uninterrupted_run(
-    name: str, event: str, federation: Path, tmp_path: Path, finished: Any
-) -> None:
-    study = toy_study(federation, name)
+def test_resume_is_the_uninterrupted_run(name: str, event: str, study_of: Any, tmp_path: Path, finished: Any) -> None:
+    study = study_of(name)
     with pytest.raises(Interrupted):
         run_in_process(study, tmp_path, crash_after(event, 2))
     (path,) = tmp_path.iterdir()
@@ -99,38 +113,42 @@ def test_resume_is_the_uninterrupted_run(
 
 @pytest.mark.parametrize("name", list(METHODS))
 @pytest.mark.xdist_group("pool")
-def test_across_processes_is_in_process(name: str, federation: Path, tmp_path: Path, finished: Any, pool: Any) -> None:
-    across = simulation.run(toy_study(federation, name), tmp_path, pool=pool)
+def test_across_processes_is_in_process(name: str, study_of: Any, tmp_path: Path, finished: Any, pool: Any) -> None:
+    across = simulation.run(study_of(name), tmp_path, pool=pool)
     assert state(across) == state(finished(name))
     assert (across.folder / "scores.csv").read_bytes() == (finished(name).folder / "scores.csv").read_bytes()
 
 
 @every_shared_method
-def test_one_reply_is_enough(name: str, federation: Path, tmp_path: Path) -> None:
-    study = toy_study(federation, name, study__away={"ada": [2], "cid": [2]}, study__sites=["ada", "bea", "cid"])
+def test_one_reply_is_enough(name: str, study_of: Any, tmp_path: Path) -> None:
+    study = study_of(name, study__away={"ada": [2], "cid": [2]}, study__sites=["ada", "bea", "cid"])
     result = run_in_process(study, tmp_path)
     assert "site_mean" in result.summary["headline"]
 
 
 @every_shared_method
-def test_a_lost_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path, finished: Any) -> None:
+def test_a_lost_reply_leaves_the_site_as_if_away(name: str, study_of: Any, tmp_path: Path, finished: Any) -> None:
     def hand(site: str, head: Envelope, reply: Any) -> Any:
-        return without_packet(reply) if (site, head.round.index) == ("bea", 1) else reply
+        return without_packet(reply) if (site, head.round.index) == ("bea", second) else reply
 
-    lost = run_tampered(toy_study(federation, name), tmp_path / "lost", hand)
+    study = study_of(name)
+    second = second_round(study)
+    lost = run_tampered(study, tmp_path / "lost", hand)
     assert state(lost) == state(finished(name, away={"bea": [2]}))
 
 
 @every_shared_method
-def test_a_refused_reply_leaves_the_site_as_if_away(name: str, federation: Path, tmp_path: Path, finished: Any) -> None:
+def test_a_refused_reply_leaves_the_site_as_if_away(name: str, study_of: Any, tmp_path: Path, finished: Any) -> None:
     def spoil(packet: tree.Packet) -> tree.Packet:
         path = max(packet.tensors)
         return tree.Packet(packet.header, {**packet.tensors, path: packet.tensors[path] * torch.nan})
 
     def hand(site: str, head: Envelope, reply: Any) -> Any:
-        return with_packet(reply, spoil) if (site, head.round.index) == ("bea", 1) else reply
+        return with_packet(reply, spoil) if (site, head.round.index) == ("bea", second) else reply
 
-    refused = run_tampered(toy_study(federation, name), tmp_path / "refused", hand)
+    study = study_of(name)
+    second = second_round(study)
+    refused = run_tampered(study, tmp_path / "refused", hand)
     (event,) = [e for e in refused.events() if e["event"] == "refused"]
     assert event["site"] == "bea"
     assert "not finite" in event["why"]
@@ -138,46 +156,19 @@ def test_a_refused_reply_leaves_the_site_as_if_away(name: str, federation: Path,
 
 
 @each(["fedavg", "scaffold", "fedsm"])  # without memory, with it, with several phases
-def test_attendance_repeats_a_run(name: str, federation: Path, tmp_path: Path) -> None:
+def test_attendance_repeats_a_run(name: str, study_of: Any, tmp_path: Path) -> None:
     def hand(site: str, head: Envelope, reply: Any) -> Any:
         return without_packet(reply) if (site, head.round.index) in {("bea", 1), ("cid", 2)} else reply
 
-    study = toy_study(federation, name)
+    study = study_of(name)
     lossy = run_tampered(study, tmp_path / "lossy", hand)
     again = run_in_process(simulation.with_attendance(study, lossy.path), tmp_path / "again")
     assert state(lossy) == state(again)
 
 
-class Stage:
-    """A study opened by hand: its sites' workers and the server, one step at a time."""
-
-    def __init__(self, study: Study, runs: Path) -> None:
-        folder = RunFolder.create(study, runs)
-        self.study, self.method, self.task = study, study.method, study.task
-        self.wire = InProcess(study, folder.path)
-        self.roster = self.wire.roll_call().members
-        federation = study.federation()
-        self.workers: dict[str, Worker] = {
-            site: open_worker(study, federation, site, self.roster, place_in(folder.path, site)) for site in self.roster
-        }
-        self.rounds = [round for _, round in timeline(self.method, study.plan.rounds)]
-        self.server = self.method.start(self.task, self.roster)
-
-    def head(self, index: int, merged: int) -> Envelope:
-        return Envelope("run", self.study.method_name, self.rounds[index], dict.fromkeys(self.roster, merged))
-
-    def round(self, index: int) -> None:
-        replies = {}
-        for site, worker in self.workers.items():
-            order = self.method.send(self.server, self.roster[site], self.rounds[index])
-            packet = worker.train(flatten(order), self.head(index, index - 1))
-            replies[site] = unflatten(packet, self.method.Uplink)
-        self.server = self.method.merge(self.server, replies, self.rounds[index])
-
-
 @every_method
-def test_a_redelivered_order_changes_nothing(name: str, federation: Path, tmp_path: Path) -> None:
-    stage = Stage(toy_study(federation, name), tmp_path)
+def test_a_redelivered_order_changes_nothing(name: str, study_of: Any, tmp_path: Path) -> None:
+    stage = Stage(study_of(name), tmp_path)
     stage.round(0)
     site, worker = next(iter(stage.workers.items()))
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
@@ -187,8 +178,8 @@ def test_a_redelivered_order_changes_nothing(name: str, federation: Path, tmp_pa
 
 
 @every_method
-def test_inputs_are_not_modified(name: str, federation: Path, tmp_path: Path) -> None:
-    stage = Stage(toy_study(federation, name), tmp_path)
+def test_inputs_are_not_modified(name: str, study_of: Any, tmp_path: Path) -> None:
+    stage = Stage(study_of(name), tmp_path)
     stage.round(0)
     method, round = stage.method, stage.rounds[1]
     server, before = stage.server, digest(stage.server)
@@ -210,15 +201,17 @@ def test_inputs_are_not_modified(name: str, federation: Path, tmp_path: Path) ->
 
 
 @every_method
-def test_memory_matters_where_it_is_declared(name: str, federation: Path, tmp_path: Path) -> None:
+def test_memory_matters_where_it_is_declared(name: str, study_of: Any, tmp_path: Path) -> None:
     if not dataclasses.fields(METHODS[name].Memory):
         pytest.skip("declares no memory")
-    stage = Stage(toy_study(federation, name), tmp_path)
-    stage.round(0)
+    stage = Stage(study_of(name), tmp_path)
     site, worker = next(iter(stage.workers.items()))
-    order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
-    kept = tree.to_bytes(worker.train(order, stage.head(1, 0)))
-    forgotten = tree.to_bytes(worker.train(order, stage.head(1, -1)))
+    index = second_round(stage.study)
+    for earlier in range(index):
+        stage.round(earlier)
+    order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[index]))
+    kept = tree.to_bytes(worker.train(order, stage.head(index, index - 1)))
+    forgotten = tree.to_bytes(worker.train(order, stage.head(index, -1)))
     assert kept != forgotten or _deployed_differently(Stage(stage.study, tmp_path / "whole"), site)
 
 
@@ -234,13 +227,20 @@ def _deployed_differently(stage: Stage, site: str) -> bool:
 
 
 @every_method
-def test_blank_is_the_shape_of_a_real_uplink(name: str, federation: Path, tmp_path: Path) -> None:
-    stage = Stage(toy_study(federation, name), tmp_path)
+def test_blank_is_the_shape_of_a_real_uplink(name: str, study_of: Any, tmp_path: Path) -> None:
+    stage = Stage(study_of(name), tmp_path)
     site, worker = next(iter(stage.workers.items()))
     for index in (0, len(stage.rounds) - 1):
         order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
         got = unflatten(worker.train(flatten(order), stage.head(index, -1)), stage.method.Uplink)
         blank = stage.method.blank(stage.task, stage.roster, stage.roster[site], stage.rounds[index])
+        for field, part in vars(blank).items():
+            sent = getattr(got, field)
+            if isinstance(part, Maybe):
+                blank = dataclasses.replace(blank, **{field: None if sent is None else part.like})
+            elif isinstance(part, torch.Tensor):
+                assert (sent.shape, sent.dtype) == (part.shape, part.dtype)
+                blank = dataclasses.replace(blank, **{field: None})
         for real, expected in zip(tree.split(got).weights.items(), tree.split(blank).weights.items(), strict=True):
             assert real[0] == expected[0]
             assert {k: (t.shape, t.dtype) for k, t in real[1].items()} == {
@@ -251,7 +251,7 @@ def test_blank_is_the_shape_of_a_real_uplink(name: str, federation: Path, tmp_pa
 @every_method
 def test_the_headline_model_is_no_other_method_in_disguise(name: str, finished: Any) -> None:
     def outputs(other: str) -> torch.Tensor:
-        result = finished(other)
+        result = finished(other, partial=name in PARTIAL)
         folder = RunFolder.open(result.folder)
         method = folder.study.method
         server = tree.load(result.folder / "last.safetensors", method.Server)
@@ -275,10 +275,10 @@ def test_a_site_can_use_what_was_delivered_without_the_server(name: str, finishe
     worker = open_worker(folder.study, folder.study.federation(), "ada", _roster(folder), place_in(folder.path, "ada"))
     predictor = worker.released()
     own = {
-        (case, mark.label): mark.value
+        (batch.cases[i], mark.label): mark.value
         for batch in worker.site.data.whole("test", 16)
-        for case, output, truth in zip(batch.cases, predictor.answer(batch.images).output, batch.truth)
-        for mark in worker.site.task.score(output, truth, full=False)
+        for i, output in enumerate(predictor.answer(batch.images).output)
+        for mark in worker.site.task.score(output, batch.truth[i], full=False, labels=batch.labels_of(i))
         if mark.metric == worker.site.task.headline
     }
     rows = [row for row in folder.rows() if row.phase == "best" and row.site == "ada" and row.split == "test"]

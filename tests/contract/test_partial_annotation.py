@@ -12,50 +12,22 @@ import pytest
 from PIL import Image
 
 from consilium.data.check import check
-from consilium.data.site_folder import Case, write_federation_toml, write_site
 from consilium.errors import StudyError, UserError
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.study import Study
 from tests.contract.promises import run_in_process
-from tests.toy import toy_study
+from tests.toy import ANNOTATED, toy_study, write_organs
 
-ANNOTATED = {"ada": ("round",), "bea": ("square",), "cid": ("round", "square")}
-VALUE = {"round": 1, "square": 2}
+EVERYTHING_ON = {
+    "method__warmup": 0.0,
+    "method__ws_end": 2.0,
+    "method__arce_from": 2.0,
+    "method__ua_from": 2.0,
+    "method__gmt_from": 2.0,
+    "method__sharp_from": 2.0,
+}
 SUPERVISED = {"task__network": "plain-unet", "task__widths": [4, 8, 8], "task__residual_units": None}
-SPLITS = ("train", "train", "train", "valid", "test")
-
-
-def write_organs(folder: Path, hidden_noise: bool = False, noise: str = "", size: int = 16) -> Path:
-    """Three sites with a disc and a square in every image; `hidden_noise` draws hidden labels anew, at random.
-
-    `noise` names a label whose masks are spoilt where it is annotated.
-    """
-    write_federation_toml(folder, "segmentation", list(VALUE), 2, 1)
-    for number, (site, labels) in enumerate(ANNOTATED.items()):
-        cases = []
-        for sub in ("images", "labels"):
-            (folder / site / sub).mkdir(parents=True)
-        for index, split in enumerate(SPLITS):
-            rng, dice = np.random.default_rng([number, index]), np.random.default_rng([99, number, index])
-            y, x = np.mgrid[:size, :size]
-            mask = np.zeros((size, size), np.uint8)
-            mask[(y - rng.uniform(3, 6)) ** 2 + (x - rng.uniform(4, 12)) ** 2 < 8] = 1
-            top, left = rng.integers(8, 11), rng.integers(2, 10)
-            mask[top : top + 5, left : left + 5] = 2
-            image = rng.normal(60 + 20 * number, 8, mask.shape) + 70 * (mask == 1) + 120 * (mask == 2)
-            unknown = [value for label, value in VALUE.items() if label not in labels]
-            if hidden_noise and unknown:
-                free = ~np.isin(mask, [VALUE[label] for label in labels])
-                mask[free] = dice.choice([0, *unknown], int(free.sum()))
-            if noise in labels:
-                mask[mask == VALUE[noise]] = dice.choice([0, VALUE[noise]], int((mask == VALUE[noise]).sum()))
-            paths = [folder / site / sub / f"{index}.png" for sub in ("images", "labels")]
-            Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(paths[0])
-            Image.fromarray(mask).save(paths[1])
-            cases.append(Case(f"{site}{index}", f"p{index}", split, *paths))
-        write_site(folder, site, cases, labels)
-    return folder
 
 
 def organ_study(folder: Path, method: str = "fedavg", **changes: Any) -> Study:
@@ -64,7 +36,7 @@ def organ_study(folder: Path, method: str = "fedavg", **changes: Any) -> Study:
 
 
 @pytest.fixture(scope="module")
-def organs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def organs(tmp_path_factory: pytest.TempPathFactory) -> Path:  # smaller than the one all tests share
     return write_organs(tmp_path_factory.mktemp("organs") / "true")
 
 
@@ -89,9 +61,13 @@ def scored(result: Result, split: str) -> dict[tuple[str, ...], float]:
         ("local", {}),
         ("fedsm", {}),  # its threshold is tuned on validation
         ("pooled", {"task__patch": []}),
+        ("solo", {}),
+        ("fedavg-pl", {}),
+        ("ufps", EVERYTHING_ON),
+        ("ufps", {**EVERYTHING_ON, "method__teachers": "live", "method__gmt_start": "match"}),
         ("fedavg", {"data__test_masks": "complete", **SUPERVISED}),
     ],
-    ids=["fedavg", "local", "fedsm", "pooled", "complete tests"],
+    ids=["fedavg", "local", "fedsm", "pooled", "solo", "fedavg-pl", "ufps", "ufps live", "complete tests"],
 )
 def test_hidden_masks_swapped_for_noise_give_the_same_weights(
     method: str, changes: dict[str, Any], organs: Path, noisy: Path, tmp_path: Path

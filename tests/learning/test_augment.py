@@ -28,8 +28,8 @@ def test_every_augmentation_works_and_is_reproducible(name: str, dimensions: int
     before = image.copy()
     changed = 0
     for seed in range(8):
-        new_image, new_mask = augment(image, mask, (name,), seed)
-        again_image, again_mask = augment(image, mask, (name,), seed)
+        new_image, new_mask, _ = augment(image, mask, (name,), seed)
+        again_image, again_mask, _ = augment(image, mask, (name,), seed)
         assert new_mask is not None and again_mask is not None
         assert new_image.shape == image.shape and new_image.dtype == np.float32
         assert new_mask.shape == mask.shape and new_mask.dtype == np.uint8
@@ -46,7 +46,7 @@ def test_image_and_mask_flip_the_same_way(dimensions: int) -> None:
     image, mask = case(dimensions)
     flips = set()
     for seed in range(20):
-        new_image, new_mask = augment(image, mask, ("flip",), seed)
+        new_image, new_mask, _ = augment(image, mask, ("flip",), seed)
         assert new_mask is not None
         np.testing.assert_array_equal(new_image[0], new_mask * 10.0)
         flips.add(new_mask.tobytes())
@@ -60,7 +60,7 @@ def test_image_and_mask_move_together(name: str) -> None:
     mask[6:20, 8:26] = 1
     image = (mask * 10.0)[None].astype(np.float32)
     for seed in range(6):
-        new_image, new_mask = augment(image, mask, (name,), seed)
+        new_image, new_mask, _ = augment(image, mask, (name,), seed)
         assert new_mask is not None
         agree = (new_image[0] > 5) == (new_mask == 1)
         assert agree.mean() > 0.97
@@ -76,15 +76,15 @@ def test_intensities_leave_the_mask_alone(name: str) -> None:
 def test_the_case_before_does_not_matter() -> None:
     image, mask = case(2)
     names = ("flip", "rotate", "brightness", "noise")
-    first, _ = augment(image, mask, names, 7)
+    first, _, _ = augment(image, mask, names, 7)
     augment(image, mask, names, 8)
-    again, _ = augment(image, mask, names, 7)
+    again, _, _ = augment(image, mask, names, 7)
     np.testing.assert_array_equal(first, again)
 
 
 def test_a_classification_case_has_no_mask() -> None:
     image, _ = case(2)
-    changed, mask = augment(image, None, tuple(AUGMENTATIONS), 3)
+    changed, mask, _ = augment(image, None, tuple(AUGMENTATIONS), 3)
     assert mask is None
     assert changed.shape == image.shape
 
@@ -96,7 +96,7 @@ def test_large_seeds_are_taken() -> None:
 
 def test_nothing_named_changes_nothing() -> None:
     image, mask = case(2)
-    assert augment(image, mask, (), 1) == (image, mask)
+    assert augment(image, mask, (), 1) == (image, mask, None)
 
 
 def test_an_unknown_name_is_said() -> None:

@@ -13,6 +13,7 @@ from consilium.data.cache import open_site
 from consilium.data.cases import Cases, _patch
 from consilium.data.preprocess import Preprocess
 from consilium.data.site_folder import read_federation
+from consilium.learning.augment import augment
 from consilium.site import Batch
 
 
@@ -87,7 +88,7 @@ def test_image_and_mask_are_cut_at_the_same_place() -> None:
     image = np.arange(400, dtype=np.float32).reshape(1, 20, 20)
     mask = (np.arange(400) % 251).astype(np.uint8).reshape(20, 20)
     for seed in range(10):
-        cut, truth = _patch(image, mask, (5, 7), np.random.default_rng(seed))
+        cut, truth, _ = _patch(image, mask, None, (5, 7), np.random.default_rng(seed))
         assert truth is not None
         np.testing.assert_array_equal(cut[0] % 251, truth)
 
@@ -101,7 +102,7 @@ def test_every_second_patch_is_around_a_label(shape: tuple[int, ...]) -> None:
     size = (4,) * len(shape)
     hits = 0
     for seed in range(200):
-        _, truth = _patch(image, mask, size, np.random.default_rng(seed))
+        _, truth, _ = _patch(image, mask, None, size, np.random.default_rng(seed))
         assert truth is not None
         hits += bool(truth[(2,) * len(shape)])
     assert 80 < hits < 125  # 200 · 1/2, and a few by chance
@@ -110,7 +111,7 @@ def test_every_second_patch_is_around_a_label(shape: tuple[int, ...]) -> None:
 def test_small_cases_are_padded_at_both_ends() -> None:
     image = np.full((2, 3, 10), 5.0, np.float32)
     mask = np.ones((3, 10), np.uint8)
-    cut, truth = _patch(image, mask, (8, 6), np.random.default_rng(0))
+    cut, truth, _ = _patch(image, mask, None, (8, 6), np.random.default_rng(0))
     assert truth is not None
     assert cut.shape == (2, 8, 6)
     assert truth.shape == (8, 6)
@@ -120,8 +121,21 @@ def test_small_cases_are_padded_at_both_ends() -> None:
 
 
 def test_a_patch_of_a_case_without_labels(arrays: dict[str, Any]) -> None:
-    cut, truth = _patch(np.zeros((1, 9, 9), np.float32), np.zeros((9, 9), np.uint8), (4, 4), np.random.default_rng(1))
+    cut, truth, _ = _patch(
+        np.zeros((1, 9, 9), np.float32), np.zeros((9, 9), np.uint8), None, (4, 4), np.random.default_rng(1)
+    )
     assert cut.shape == (1, 4, 4)
     assert truth is not None and truth.shape == (4, 4)
-    cut, truth = _patch(np.zeros((1, 9, 9), np.float32), None, (4, 4), np.random.default_rng(1))
+    cut, truth, _ = _patch(np.zeros((1, 9, 9), np.float32), None, None, (4, 4), np.random.default_rng(1))
     assert truth is None
+
+
+def test_maps_are_cut_and_turned_with_their_image() -> None:
+    """What stands beside an image is taken from the same window and turned the same way."""
+    image = np.arange(81, dtype=np.float32).reshape(1, 9, 9)
+    maps = np.concatenate([image, -image]).astype(np.float16)
+    for seed in range(5):
+        cut, _, beside = _patch(image, None, maps, (4, 6), np.random.default_rng(seed))
+        turned, _, moved = augment(cut, None, ("flip",), seed, beside)
+        assert moved is not None and moved.dtype == np.float16
+        np.testing.assert_array_equal(moved, np.concatenate([turned, -turned]))

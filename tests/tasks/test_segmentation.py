@@ -120,6 +120,30 @@ def test_what_is_not_shown_is_neither_learned_nor_unlearned() -> None:
     assert task(loss_name="dice+ce").loss(output, batch).item() == pytest.approx(disc + entropy, abs=1e-4)
 
 
+def test_what_is_not_shown_called_background_is_unlearned() -> None:
+    """The disc's Dice as above, the cup's of an empty mask, and every voxel that is not disc is background."""
+    output = CHANCES.clamp_min(1e-9).log()[None]
+    naive = task(loss_name="dice+ce", unannotated="background")
+    shown = naive.loss(output, partial_batch(DISC_SEEN[None], ("disc",)))
+    assert shown.item() == naive.loss(output, partial_batch(DISC_SEEN[None], ("disc", "cup"))).item()
+
+
+def test_what_is_not_shown_can_be_ignored() -> None:
+    """Dice and cross-entropy of the disc's own logit alone; at prediction background is where no logit is positive."""
+    output = torch.tensor([[9.0, 9.0, 9.0, 9.0], [-1.0, 2.0, 0.5, -3.0], [7.0, 7.0, 7.0, 7.0]])[
+        None, :, None
+    ].requires_grad_()
+    alone = task(loss_name="dice+ce", unannotated="ignored")
+    loss = alone.loss(output, partial_batch(DISC_SEEN[None], ("disc",)))
+    p = [1 / (1 + math.exp(-z)) for z in (-1.0, 2.0, 0.5, -3.0)]
+    dice = 1 - 2 * (p[1] + p[2]) / (sum(p) + 2)
+    entropy = -(math.log(1 - p[0]) + math.log(p[1]) + math.log(p[2]) + math.log(1 - p[3])) / 4
+    assert loss.item() == pytest.approx(dice + entropy, abs=1e-4)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert output.grad is not None and not output.grad[:, 0].any() and not output.grad[:, 2].any()
+    assert not alone.infer(alone.initial(), torch.rand(1, 1, 8, 8))[:, 0].any()
+
+
 def test_overlapping_labels_that_are_not_shown_have_no_loss() -> None:
     output = torch.rand(1, 2, 1, 4, requires_grad=True)
     task(NESTED).loss(output, partial_batch(DISC_SEEN[None], ("disc",))).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,65 @@
+"""Learning from labels that may be wrong: voxels left out, cases weighed, the reverse cross entropy (UFPS, Eq. 9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilium.networks.plain_unet import Supervised
+from consilium.site import Batch, Task
+
+SURE = 1e4  # a logit no other comes near
+LEAST = 1e-4  # what a label of probability 0 is taken for, so that its logarithm is finite
+
+
+def per_head(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """An output with the logits of every head changed."""
+    if isinstance(output, Supervised):
+        return Supervised(change(output.main), tuple((weight, change(aside)) for weight, aside in output.asides))
+    return change(output)
+
+
+def left_out(output: Any, ignored: Tensor) -> Any:
+    """Logits that are surely background where voxels are `ignored` (batch, *spatial).
+
+    With a truth of 0 there, Dice and cross entropy get nothing from these voxels, neither loss nor gradient.
+    """
+
+    def change(logits: Tensor) -> Tensor:
+        quiet = torch.full_like(logits, -SURE)
+        quiet[:, 0] = SURE
+        return torch.where(ignored[:, None], quiet, logits)
+
+    return per_head(output, change)
+
+
+def weighed(task: Task, output: Any, batch: Batch, weights: Tensor) -> Tensor:
+    """Σ_j w_j L_j / B: the task's loss with a weight for every case."""
+    parts = [
+        weights[j] * task.loss(per_head(output, lambda logits, j=j: logits[j : j + 1]), batch.only(j))  # type: ignore[misc]
+        for j in range(len(batch.cases))
+    ]
+    return torch.stack(parts).mean()
+
+
+def reverse_cross_entropy(output: Any, truth: Tensor) -> Tensor:
+    """Eq. 9 without its factor: −Σ_c q_c log p_c, mean over voxels; q is the prediction, p the label clipped to 1e−4.
+
+    A label is wrong somewhere; where the model is sure of another class, the loss is bounded: −log 1e−4 at most.
+    """
+    if isinstance(output, Supervised):
+        total = reverse_cross_entropy(output.main, truth)
+        for weight, logits in output.asides:
+            total = total + weight * reverse_cross_entropy(logits, truth)
+        return total
+    agrees: Tensor = output.float().softmax(1).gather(1, truth.long()[:, None])
+    return -math.log(LEAST) * (1 - agrees).mean()
+
+
+def reverse_factor(step: int, total: int) -> float:
+    """e^{−20 (1 − r/R)} in round r = step + 1: nothing for long, 1 in the last round."""
+    return math.exp(-20 * (1 - (step + 1) / total))

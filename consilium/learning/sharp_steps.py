@@ -1,0 +1,108 @@
+"""Local passes of two-step updates, climb and then descend: UFPS's sUSAM and the eight ways table S8 sets beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilium.learning.cmidg import cmidg
+from consilium.learning.fit import learning_rate, optimizer
+from consilium.learning.gradients import Bench, mixed, seeded_batches
+from consilium.learning.sharpness import explored, flat, masked, momentum, moved, perturbation, random_perturbation, top
+from consilium.site import Batch, Round, Site
+from consilium.weights import Weights
+
+STRATEGIES = ("susam", "usam", "asam", "random", "fused", "cmidg-both", "top-k", "cmidg")
+FUSED = 0.8  # table S8 (6): of the gradient without perturbation; the rest is the perturbed one's
+
+Loss = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Climb:
+    """How the ascent is made. "cmidg" has none: it descends on the augmented batch."""
+
+    strategy: str = "susam"
+    rho: float = 0.7  # ρ
+    eta: float = 0.001  # η
+    keep: float = 0.4  # T_L
+    explore: float = 0.1  # T_G
+    alpha: float = 0.9  # α_mo
+
+    @property
+    def sparse(self) -> bool:
+        return self.strategy in ("susam", "top-k")
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What a sparse ascent knows before a round."""
+
+    update: bool  # the masks are made anew, batch by batch; else those of the last such round are used
+    drawn: int  # the round of the run in which they were made: what is explored stays the same until the next
+    chosen: Tensor | None  # M_L of the last update
+    disputed: Tensor | None  # M_G
+    momentum: Tensor | None  # G_mo
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """What became of a round."""
+
+    weights: Weights
+    loss: float  # mean over cases, of the descents
+    steps: int
+    chosen: Tensor | None
+    momentum: Tensor | None
+
+
+def sharp_fit(
+    site: Site, weights: Weights, round: Round, climb: Climb, ready: Callable[[Batch], Loss], masks: Masks
+) -> Climbed:
+    """One local pass; `ready` labels a batch once and gives its loss, for the climb and for the descent alike."""
+    bench = Bench(site, weights)
+    stepper = optimizer(list(bench.parameters.values()), site.local, learning_rate(site.local, round))
+    chosen, kept = masks.chosen, masks.momentum
+    held = None if masks.update or chosen is None else _joined(chosen, masks, climb, site, round, "")
+    total, cases, steps = 0.0, 0, 0
+    for number, batch in enumerate(seeded_batches(site, round)):
+        loss = ready(batch)
+        strong = batch
+        if climb.strategy not in ("asam", "random"):
+            strong = replace(batch, images=cmidg(batch.images, site.generator(round, f"cmidg {number}")))
+        if climb.strategy == "cmidg":
+            gradient, value = bench.gradient(strong, loss)
+        else:
+            slope, _ = bench.gradient(strong, loss)
+            step = perturbation(bench.parameters, slope, climb.rho, climb.eta)
+            if climb.strategy == "random":
+                step = random_perturbation(step, site.generator(round, f"perturbation {number}"))
+            if climb.sparse:
+                if masks.update and climb.strategy == "susam":
+                    kept = momentum(kept, flat(slope), climb.alpha)
+                mask = held
+                if mask is None:
+                    chosen = top(flat(slope).abs(), climb.keep)
+                    mask = _joined(chosen, masks, climb, site, round, f" {number}")
+                step = masked(step, mask)  # after the norm was taken
+            with moved(bench.module, step):
+                gradient, value = bench.gradient(strong if climb.strategy == "cmidg-both" else batch, loss)
+            if climb.strategy == "fused":
+                gradient = mixed(bench.gradient(batch, loss)[0], gradient, FUSED)
+        for name, parameter in bench.parameters.items():
+            parameter.grad = gradient[name]
+        stepper.step()
+        total, cases, steps = total + value * len(batch.cases), cases + len(batch.cases), steps + 1
+    return Climbed(bench.weights(), total / max(1, cases), steps, chosen, kept)
+
+
+def _joined(chosen: Tensor, masks: Masks, climb: Climb, site: Site, round: Round, number: str) -> Tensor:
+    """M_L ∪ M_E."""
+    if climb.strategy != "susam" or masks.disputed is None:
+        return chosen
+    generator = site.generator(replace(round, index=masks.drawn), f"explored{number}")
+    return torch.logical_or(chosen, explored(chosen, masks.disputed.to(chosen.device), climb.explore, generator))

@@ -1,0 +1,85 @@
+"""How sure teachers are of a case (UFPS, Eq. 6), and what follows: loss weights (Eq. 8, Note S8), shares (Eq. 7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilium.weights import SiteName, normalised
+
+SCHEDULERS = ("tail-shift", "base-decrement", "round-trip")
+
+
+def uncertainty(entropy: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Eq. 6, U_j per case: the entropy (batch, *spatial) averaged over each class's voxels, then over all N_c classes.
+
+    `labels` (batch, *spatial) are the merged teachers' before ground truth. The + 1 keeps a class without voxels at 0.
+    """
+    flat, where = entropy.flatten(1), labels.flatten(1)
+    total = torch.zeros(len(flat), device=flat.device)
+    for c in range(classes):
+        chosen = (where == c).float()
+        total += (flat * chosen).sum(1) / (chosen.sum(1) + 1)
+    return total / classes
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """w(U_j): how much a case counts while the schedule lasts, by the uncertainty bank as it was before the round."""
+
+    kind: str  # of SCHEDULERS
+    tail: float = 0.7  # 𝒯: cases above this quantile are the tail
+    base: float = 1.0  # α of base decrement, the base at its end
+    blend: float = 0.5  # β of the round trip: the part that is not Gaussian
+    width: float = 0.25  # ρ of the round trip
+
+    def weights(self, scores: Tensor, bank: Tensor, progress: float) -> Tensor:
+        """Weights of cases with these `scores`, never negative; `progress` is r / R. An empty bank weighs nothing."""
+        if not len(bank):
+            return torch.ones_like(scores)
+        low, high, mean = bank.min(), bank.max(), bank.mean()
+        spread = high - low
+
+        def norm(values: Tensor) -> Tensor:
+            return (values - mean) / spread if spread > 0 else torch.zeros_like(values)
+
+        edge = torch.quantile(bank.float(), self.tail)  # U_𝒯
+        place = norm(scores)
+        if self.kind == "tail-shift":
+            weights = 2 - torch.exp(place - progress * (scores > edge))
+        elif self.kind == "base-decrement":
+            weights = 2 - ((self.base - math.e) * progress + math.e) ** place
+        else:
+            # the centre goes out to the threshold and back; printed, its second half goes on outwards
+            centre = (norm(edge) - norm(low)) * (1 - abs(2 * progress - 1))
+            bell = torch.exp(-((place - centre) ** 2) / (2 * self.width**2))
+            usual = torch.exp(-((norm(bank) - centre) ** 2) / (2 * self.width**2)).mean()
+            # calibrated to a mean of 1 over the bank, in place of an amplitude the paper leaves open
+            weights = (1 - self.blend) * bell / usual + self.blend * (2 - torch.exp(place))
+        return weights.clamp_min(0)
+
+
+def trust(
+    means: Mapping[SiteName, float],
+    variances: Mapping[SiteName, float],
+    n: Mapping[SiteName, float],
+    tau_mean: float = 0.0,
+    tau_variance: float = 0.0,
+) -> dict[SiteName, float]:
+    """Eq. 7: the mean of softmax(−μ/τ_μ), softmax(−σ/τ_σ) and n_k/n over the sites that answered; it sums to one.
+
+    A temperature of 0 stands for the mean of the sites' own values: what counts is how they compare.
+    """
+    calm, even = _cold(means, tau_mean), _cold(variances, tau_variance)
+    size = normalised({name: n[name] for name in means})
+    return {name: (calm[name] + even[name] + size[name]) / 3 for name in means}
+
+
+def _cold(values: Mapping[SiteName, float], tau: float) -> dict[SiteName, float]:
+    tau = tau or math.fsum(values.values()) / len(values)
+    least = min(values.values())
+    return normalised({name: math.exp(-(value - least) / tau) if tau else 1.0 for name, value in values.items()})

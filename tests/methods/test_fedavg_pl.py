@@ -1,0 +1,171 @@
+"""The pseudo-label frame: teachers are SOLO's models, sent once, kept, and waited for a round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilium import tree
+from consilium.errors import StudyError
+from consilium.methods.pseudo_labelled import taught
+from consilium.run_folder import RunFolder
+from consilium.simulation import Result
+from consilium.site import Round
+from tests.contract.promises import Stage, run_in_process
+from tests.toy import toy_study
+
+ONE_EACH = {"data__annotated": {"cid": ["round"]}, "method__teacher_rounds": 1}  # only bea annotates the square
+
+
+def last(result: Result) -> Any:
+    kind: Any = RunFolder.open(result.folder).study.method
+    return tree.load(result.folder / "last.safetensors", kind.Server)
+
+
+def trained(result: Result) -> dict[tuple[str, int, str], dict[str, Any]]:
+    events = RunFolder.open(result.folder).events()
+    return {(e["phase"], e["round"], e["site"]): e for e in events if e["event"] == "train"}
+
+
+def test_a_teacher_is_what_the_site_trains_alone(organs: Path, tmp_path: Path) -> None:
+    """Bit by bit, round by round; and a site that was away catches up with itself."""
+    stage = Stage(toy_study(organs, "fedavg-pl"), tmp_path / "pl")
+    alone = Stage(toy_study(organs, "solo"), tmp_path / "solo")
+    site = stage.workers["ada"].site
+    memory = alone.method.remember(alone.workers["ada"].site)
+    for step in range(3):
+        _, memory = alone.method.train(alone.workers["ada"].site, memory, alone.method.Downlink(), alone.rounds[step])
+    school = stage.method.remember(site).school
+    together, _, _ = taught(site, school, 3, 3)
+    for step in range(3):
+        school, _, _ = taught(site, school, step + 1, 3)
+    assert school.teacher.digest == together.teacher.digest == memory.teacher.digest
+    assert (school.rounds, school.state) == (3, None)
+    assert school.best is not None and school.valid == together.valid
+
+
+def test_teachers_are_sent_once(organs: Path, tmp_path: Path) -> None:
+    result = run_in_process(toy_study(organs, "fedavg-pl"), tmp_path)
+    events = trained(result)
+    up = {key: event["bytes_up"] for key, event in events.items()}
+    down = {key: event["bytes_down"] for key, event in events.items()}
+    size = sum(t.numel() * 4 for t in last(result).global_.values())
+    assert up["teacher", 1, "ada"] < 1000 and up["teacher", 2, "ada"] < 1000
+    assert 0.9 * size < up["teacher", 3, "ada"] < 1.7 * size
+    assert all(0.9 * size < up["train", r, "ada"] < 1.7 * size for r in (1, 2, 3))
+    assert down["teacher", 3, "ada"] < 1000
+    assert down["train", 1, "ada"] > 2.7 * size  # the model and two teachers
+    assert all(down["train", r, "ada"] < 1.7 * size for r in (2, 3))
+    assert last(result).holders == {"ada": ("bea", "cid"), "bea": ("ada", "cid"), "cid": ("ada", "bea")}
+
+
+def test_a_late_teacher_is_waited_for_a_round(organs: Path, tmp_path: Path) -> None:
+    """bea, who alone annotates the square, trains no teacher in time; it trains it when it is back, and goes on."""
+    study = toy_study(organs, "fedavg-pl", **ONE_EACH, study__away={"bea": ["teacher"]})
+    result = run_in_process(study, tmp_path)
+    steps = {key: event["steps"] for key, event in trained(result).items() if key[0] == "train"}
+    assert steps["train", 1, "ada"] == steps["train", 1, "cid"] == 0
+    assert steps["train", 1, "bea"] > 0
+    assert all(steps["train", r, s] > 0 for r in (2, 3) for s in ("ada", "bea", "cid"))
+    in_time = run_in_process(toy_study(organs, "fedavg-pl", **ONE_EACH), tmp_path)
+    assert last(result).teachers["bea"].digest == last(in_time).teachers["bea"].digest
+
+
+def test_a_teacher_that_never_comes_does_not_stop_the_run(organs: Path, tmp_path: Path) -> None:
+    """The square stays unknown at the others, neither present nor absent; the first round changes nothing."""
+    study = toy_study(organs, "fedavg-pl", **ONE_EACH, study__away={"bea": ["teacher", 1, 2, 3]})
+    result = run_in_process(study, tmp_path)
+    assert last(result).teachers.keys() == {"ada", "cid"}
+    steps = {key: event["steps"] for key, event in trained(result).items() if key[0] == "train"}
+    assert steps["train", 1, "ada"] == 0 and steps["train", 2, "ada"] > 0
+    stage = Stage(toy_study(organs, "fedavg-pl", **ONE_EACH), tmp_path / "stage")
+    server = stage.method.start(stage.task, stage.roster)
+    reply = stage.method.Uplink(server.global_ * 3, None, 0.0, 0)
+    merged = stage.method.merge(server, {"ada": reply}, Round(3, "train", 0, 3))
+    assert merged.global_.digest == server.global_.digest  # who waited is not averaged
+
+
+def test_labels_come_from_the_annotation_and_the_others_teachers(organs: Path, tmp_path: Path) -> None:
+    """At ada every voxel of its annotation keeps its label; squares come from teachers only."""
+    stage = Stage(toy_study(organs, "fedavg-pl", method__teacher_rounds=4, local__lr=0.02), tmp_path)
+    for index in range(5):
+        stage.round(index)
+    worker = stage.workers["ada"]
+    kept: Any = worker._kept(4)
+    school = kept.memory.school
+    site = stage.method._with_maps(worker.site, school)
+    teach = stage.method._teach(worker.site, school)
+    found = 0
+    for batch in site.batches(stage.rounds[4]):
+        lesson = teach(batch)
+        assert lesson.batch.labels is None  # all are known
+        assert torch.equal(lesson.batch.truth == 1, batch.truth == 1)
+        found += int((lesson.batch.truth == 2).sum())
+        live = teach(replace(batch, beside=None))
+        assert torch.equal(live.batch.truth, lesson.batch.truth)
+    assert found > 0
+
+
+def test_live_teachers_label_as_cached_ones_where_nothing_is_augmented(organs: Path, tmp_path: Path) -> None:
+    fields = {"method__teacher_rounds": 1, "study__rounds": 2}
+    cached, live = (
+        run_in_process(toy_study(organs, "fedavg-pl", method__teachers=how, **fields), tmp_path)
+        for how in ("cached", "live")
+    )
+    gap = last(cached).global_ - last(live).global_
+    assert gap.norm() < 1e-4 * last(live).global_.norm()
+
+
+def test_patches_and_augmentation_move_labels_with_images(organs: Path, tmp_path: Path) -> None:
+    """Volumes smaller than the patch are padded, with background."""
+    study = toy_study(organs, "fedavg-pl", task__patch=[20, 12], task__augment=["flip", "rotate"], study__rounds=2)
+    assert "site_mean" in run_in_process(study, tmp_path).summary["headline"]
+
+
+def test_fedprox_without_its_pull_is_fedavg(organs: Path, tmp_path: Path) -> None:
+    plain, none, some = (
+        run_in_process(toy_study(organs, name, study__rounds=2, method__teacher_rounds=1, **fields), tmp_path)
+        for name, fields in (("fedavg-pl", {}), *(("fedprox-pl", {"method__mu": mu}) for mu in (0.0, 1.0)))
+    )
+    assert last(plain).global_.digest == last(none).global_.digest
+    start = toy_study(organs, "fedavg-pl").task.initial()
+    assert (last(some).global_ - start).norm() < (last(plain).global_ - start).norm()
+
+
+def test_releases_of_fedasam_can_be_averaged_over_rounds(organs: Path, tmp_path: Path) -> None:
+    """As the paper's FedASAM*: sites train on from the last round's model, the mean is what they use."""
+    plain = run_in_process(toy_study(organs, "fedasam-pl", method__teacher_rounds=1), tmp_path)
+    fields = {"release__swa_from": 0.3, "release__swa_cycle": 1}
+    study = toy_study(organs, "fedasam-pl", method__teacher_rounds=1, **fields)
+    server: Any = tree.load(run_in_process(study, tmp_path).folder / "last.safetensors", study.method.Server)
+    assert server.now.global_.digest == last(plain).global_.digest
+    assert server.mean.global_.digest != server.now.global_.digest
+    assert server.mean.teachers["ada"].digest == server.now.teachers["ada"].digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"method__teacher_rounds": -1}, "teacher_rounds = -1: it cannot be negative"),
+        ({"method__teachers": "dead"}, "teachers = 'dead': it must be one of cached, live"),
+        ({"method__priority": ["round", "round"]}, "a label is named twice"),
+        ({"method__priority": ["ring"]}, "there is no label 'ring'; choose from round, square"),
+        ({"data__annotated": {"ada": []}}, "annotated.ada is empty"),
+        ({"data__annotated": {"bea": ["round"], "cid": ["round"]}}, "no site that trains annotates 'square'"),
+        ({"task__unannotated": "background"}, "for methods without teachers"),
+        ({"local__batchnorm": "local", "task__norm": "batch"}, "learning from teachers needs batchnorm = 'average'"),
+    ],
+)
+def test_studies_that_cannot_work(changes: dict[str, Any], sentence: str, organs: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=sentence):
+        run_in_process(toy_study(organs, "fedavg-pl", **changes), tmp_path)
+
+
+def test_where_everyone_annotates_all_the_user_is_told(federation: Path, tmp_path: Path) -> None:
+    result = run_in_process(toy_study(federation, "fedavg-pl", study__rounds=1), tmp_path)
+    warnings = [e["text"] for e in RunFolder.open(result.folder).events() if e["event"] == "warning"]
+    assert warnings == ["every site annotates all labels, so there is nothing for teachers to add."]

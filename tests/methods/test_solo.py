@@ -1,0 +1,64 @@
+"""SOLO: models of different organs, by hand as one; each its own best round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilium import tree
+from consilium.errors import NotForOutsiders, StudyError
+from consilium.method import Best, Valid
+from consilium.methods.merged import NEVER, merged_logits
+from consilium.methods.solo import Solo
+from consilium.run_folder import RunFolder
+from consilium.weights import Weights
+from tests.contract.promises import run_in_process
+from tests.toy import toy_study
+
+
+def test_merged_logits_by_hand() -> None:
+    """Two models know the liver: their mean. Background is the mean of all three; nobody knows the pancreas."""
+    one, two, three = (torch.tensor([channels]) for channels in ([[1.0], [5.0]], [[2.0], [3.0], [4.0]], [[6.0], [8.0]]))
+    outputs = [(("liver",), one), (("liver", "spleen"), two), (("kidney",), three)]
+    merged = merged_logits(outputs, ("kidney", "liver", "spleen", "pancreas"))
+    assert merged[0, :, 0].tolist() == [3.0, 8.0, 4.0, 4.0, NEVER]
+
+
+def test_all_organs_are_scored_at_every_site(organs: Path, tmp_path: Path) -> None:
+    study = toy_study(organs, "solo", data__test_masks="complete", study__rounds=2)
+    result = run_in_process(study, tmp_path)
+    rows = [r for r in RunFolder.open(result.folder).rows() if r.phase == "best" and r.split == "test"]
+    assert {(r.site, r.label) for r in rows if r.model == "solo" and r.metric == "dice"} == {
+        (site, label) for site in ("ada", "bea", "cid") for label in ("round", "square")
+    }
+    assert {r.of for r in rows if r.model == "teacher" and r.site == "ada"} == {"ada", "bea", "cid"}
+    assert result.summary["headline"]["model"] == "solo"
+
+
+def test_each_site_keeps_its_own_best_round() -> None:
+    def state(a: float, b: float, scores: dict[str, float], round: int) -> Best:
+        models = {"a": Weights({"w": torch.tensor(a)}), "b": Weights({"w": torch.tensor(b)})}
+        return Best(Solo.Server(models, {}), {k: Valid(v, round) for k, v in scores.items()}, {"a": round})
+
+    first = state(1.0, 2.0, {"teacher/a": 0.5, "teacher/b": 0.5}, 1)
+    best = Solo().keep(first, state(3.0, 4.0, {"teacher/a": 0.6, "teacher/b": 0.4}, 2))
+    assert {name: w["w"].item() for name, w in best.server.teachers.items()} == {"a": 3.0, "b": 2.0}
+
+
+def test_models_that_are_not_shared_stay_at_home(organs: Path, tmp_path: Path) -> None:
+    study = toy_study(organs, "solo", method__share_local_parts=False, study__rounds=1)
+    result = run_in_process(study, tmp_path)
+    server: Any = tree.load(result.folder / "last.safetensors", Solo.Server)
+    assert server.teachers == {}
+    with pytest.raises(NotForOutsiders, match="not shared"):
+        study.method.deploy(study.task, None, study.method.release(server, None))
+
+
+def test_labels_that_overlap_are_refused(federation: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="batchnorm = 'average'"):
+        run_in_process(toy_study(federation, "solo", local__batchnorm="local", task__norm="batch"), tmp_path)
+    with pytest.raises(StudyError, match="for methods without teachers"):
+        run_in_process(toy_study(federation, "solo", task__unannotated="ignored"), tmp_path)
