@@ -121,20 +121,14 @@ def blank_mask(task: Task) -> Tensor:
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
+    """By numpy, whose selection is eight times faster on a CPU than torch's."""
     if count == 0:
         return torch.zeros_like(values, dtype=torch.bool)
-    least = _least(values, count)
-    chosen = values > least
-    ties = (values == least).nonzero().squeeze(1)
-    chosen[ties[: count - int(chosen.sum())]] = True
-    return chosen
-
-
-def _least(values: Tensor, count: int) -> Tensor:
-    """The smallest of the `count` largest; on a CPU by numpy, which finds it eight times faster than torch."""
-    if values.device.type != "cpu":
-        return values.kthvalue(len(values) - count + 1).values
-    return torch.from_numpy(np.partition(values.numpy(), -count)[-count : len(values) - count + 1])
+    numbers = values.numpy(force=True)
+    least = np.partition(numbers, -count)[-count]
+    chosen = numbers > least
+    chosen[np.flatnonzero(numbers == least)[: count - np.count_nonzero(chosen)]] = True
+    return torch.from_numpy(chosen).to(values.device)
 
 
 def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
