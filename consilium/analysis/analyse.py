@@ -17,6 +17,7 @@ from consilium.analysis import (
     progress,
     relation_figures,
     relationships,
+    schedules,
     sharp_figures,
     similarity,
     steepness,
@@ -26,6 +27,7 @@ from consilium.analysis.opening import Runs
 from consilium.errors import RunError, StudyError, UserError
 from consilium.fields import nearest
 from consilium.method import timeline
+from consilium.methods.ufps import UFPS
 from consilium.reports.figures import relation_map, to_bytes
 from consilium.reports.tables import called
 from consilium.store import write_json
@@ -355,6 +357,22 @@ def _overlays(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     )
 
 
+def _schedules(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    for view in [view for view in runs.views if view.method == "ufps"] or runs.views[:1]:
+        method = load_study(view.folder / "study.toml").method
+        if not isinstance(method, UFPS):
+            raise RunError(f"{view.folder} weighs no cases by their uncertainty; give a run of ufps.")
+        found = schedules.of_method(method)
+        yield Finding(
+            "schedules",
+            "How much a case counts by its uncertainty",
+            f"Weights in the loss over the rounds of the schedule; this run: {method.scheduler}",
+            {"scheduler": method.scheduler, "weights": {kind: dict(by) for kind, by in found.items()}},
+            {"schedules": schedules.draw(found, method.scheduler)},
+            run=view.folder,
+        )
+
+
 def _segments(runs: Runs) -> bool:
     return isinstance(runs.opened[0].study.task, Segmentation)
 
@@ -376,6 +394,7 @@ ANALYSES: dict[str, Analysis] = {
     "progress": Analysis(_progress, lambda runs: all(len(view.test_curve.rounds) > 1 for view in runs.views)),
     "relationships": Analysis(_relationships, lambda runs: any(map(relationships.has_relationships, runs.views))),
     "overlays": Analysis(_overlays, lambda runs: len(runs.opened[0].study.task.labels) > 2 and _segments(runs)),
+    "schedules": Analysis(_schedules, lambda runs: any(view.method == "ufps" for view in runs.views)),
     "landscape": Analysis(_landscape, lambda runs: False),
     "hessian": Analysis(_hessian, lambda runs: False),
     "steepness": Analysis(_steepness, lambda runs: False),

@@ -136,12 +136,12 @@ def _over(axes: Axes, one: Shown, masks: Masks | None, z: int | None) -> None:
 
 
 def _projected(axes: Axes, one: Shown, masks: Masks | None) -> None:
-    """Along the second axis, front to back; the first, head to foot, runs down."""
-    aspect = one.image.shape[3] / one.image.shape[1] * 0.8  # volumes have fewer slices than columns
-    axes.imshow(as_picture(one.image[0].max(1)), cmap="gray", vmin=0, vmax=1, aspect=aspect)
+    """Along the second axis, front to back; slices are counted from the feet, so the first is at the bottom."""
+    how: Any = {"origin": "lower", "aspect": 0.8 * one.image.shape[3] / one.image.shape[1]}  # few slices, wide apart
+    axes.imshow(as_picture(one.image[0].max(1)), cmap="gray", vmin=0, vmax=1, **how)
     if masks is not None:
         depth = masks.sum(2).astype(float)
-        axes.imshow(_coloured(0.35 * (depth > 0) + 0.6 * depth / max(1.0, depth.max())), aspect=aspect)
+        axes.imshow(_coloured(0.35 * (depth > 0) + 0.6 * depth / max(1.0, depth.max())), **how)
 
 
 def _coloured(opacity: NDArray[np.float64]) -> NDArray[np.float64]:

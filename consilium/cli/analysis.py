@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 NAMES = (
-    "gallery, loss-surface, features, gamma, lambda, progress, relationships, overlays, landscape, hessian, steepness, "
-    "similarity"
+    "gallery, loss-surface, features, gamma, lambda, progress, relationships, overlays, schedules, landscape, hessian, "
+    "steepness, similarity"
 )
 
 
