@@ -26,7 +26,7 @@ from consilium.prediction import open_at_hospital
 from consilium.run_folder import RunFolder
 from consilium.site import Round
 from consilium.study import Study
-from consilium.wires.flare import Answer, FlareWire, GoOn
+from consilium.wires.flare import Answer, Body, FlareWire, GoOn
 from tests.toy import SIZES, toy_study
 
 Change = Callable[[str, Mapping[str, Any], Answer], Answer]
@@ -42,7 +42,7 @@ class Direct:
         self.returned: set[str] = set()
         self.absent: set[str] = set()
 
-    def ask(self, site: str, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+    def ask(self, site: str, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
         with self.lock:
             return self.change(site, request, self.desks[site].answer(json.loads(json.dumps(request)), body))
 
@@ -372,7 +372,7 @@ class Slow(Direct):
         self.woken = threading.Event()
         self.returned: set[str] = set()
 
-    def ask(self, site: str, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+    def ask(self, site: str, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
         if site == "cid":
             self.woken.wait(30)
         return Answer({"seconds": 1.0, "memory_mb": 1.0}, error="failed")
