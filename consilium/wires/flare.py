@@ -265,7 +265,7 @@ class FlareWire:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
             for future in done:
                 yield open_.pop(future), future.result()
-            for name, why in self.line.dropped():
+            for name, why in self.line.dropped() if self.roster else ():  # a journal begins after the roll call
                 self.folder.note("dropped", site=name, why=why)
             if self.line.stopped():
                 raise WorkError(
