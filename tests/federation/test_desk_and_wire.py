@@ -430,6 +430,20 @@ def test_a_run_goes_on_without_a_site_and_lets_it_in_again(
     assert (folder.path / "last.safetensors").read_bytes() == (again / "last.safetensors").read_bytes()
 
 
+def test_a_stray_message_at_the_roll_call_does_not_spoil_a_new_run(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    class Stray(Direct):
+        def dropped(self) -> list[tuple[str, str]]:
+            return [("bea", "an answer nobody waits for any more")]
+
+    study = for_federation(toy_study(federation, study__rounds=1), tuple(SIZES))
+    folder = RunFolder.create(study, tmp_path / "server")
+    engine.run(study, FlareWire(study, folder, Stray(study, hospitals)), folder)
+    assert [event["event"] for event in folder.events()][0] == "start"
+    assert events(folder, "dropped")
+
+
 def test_fewer_than_min_sites_stop_with_a_remedy(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
 ) -> None:
