@@ -440,7 +440,7 @@ def test_a_stray_message_at_the_roll_call_does_not_spoil_a_new_run(
     study = for_federation(toy_study(federation, study__rounds=1), tuple(SIZES))
     folder = RunFolder.create(study, tmp_path / "server")
     engine.run(study, FlareWire(study, folder, Stray(study, hospitals)), folder)
-    assert [event["event"] for event in folder.events()][0] == "start"
+    assert folder.events()[0]["event"] == "start"
     assert events(folder, "dropped")
 
 
