@@ -163,7 +163,9 @@ def _field_sizes(uplink: Any) -> dict[str, int]:
         rest = {other.name: None for other in dataclasses.fields(uplink) if other.name != field.name}
         if getattr(uplink, field.name) is not None:
             bare = tree.flatten(dataclasses.replace(uplink, **rest, **{field.name: None})).nbytes()
-            sizes[field.name.rstrip("_")] = tree.flatten(dataclasses.replace(uplink, **rest)).nbytes() - bare
+            sizes[field.name.rstrip("_")] = (
+                tree.flatten(dataclasses.replace(uplink, **rest)).nbytes() - bare + len("null")
+            )
     return sizes
 
 

@@ -29,7 +29,7 @@ from consilium.scores import COLUMNS, write_rows
 from consilium.study import Study
 from consilium.tree import Packet, PacketError
 from consilium.wires import held
-from consilium.wires.flare import Answer
+from consilium.wires.flare import Answer, Body
 from consilium.worker import Worker, open_worker, site_facts
 
 
@@ -55,7 +55,7 @@ class Desk:
         self._held: dict[str, dict[str, Tensor]] = {}  # by what was asked: the last packet's tensors, by content
         self._key = _key(Path(hospital.memory) / "key")
 
-    def answer(self, request: Mapping[str, Any], body: bytes) -> Answer:
+    def answer(self, request: Mapping[str, Any], body: Body) -> Answer:
         """Do what is asked; a failure is one word here and a traceback in the hospital's own log."""
         start = time.perf_counter()
         with self._lock:
@@ -71,7 +71,7 @@ class Desk:
 
     # ------------------------------------------------------------------------------------ what may be asked
 
-    def _do(self, request: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def _do(self, request: Mapping[str, Any], body: Body) -> tuple[dict[str, Any], bytes]:
         if request.get("site") != self.hospital.site or self._run not in ("", request.get("run")):
             raise Refusal("foreign", f"a message for site {request.get('site')}, run {request.get('run')}")
         self._run = _plain_name(str(request["run"]))
@@ -103,7 +103,7 @@ class Desk:
             raise Refusal("foreign", f"an order of run {head.run}, method {head.method}")
         return head
 
-    def _packet(self, request: Mapping[str, Any], body: bytes) -> Packet:
+    def _packet(self, request: Mapping[str, Any], body: Body) -> Packet:
         """What was sent, with what was left out because it is here; tensors stay in their files."""
         place = self.hospital.place(self._run)
         place.mkdir(parents=True, exist_ok=True)

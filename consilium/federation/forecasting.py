@@ -94,4 +94,6 @@ def _names(study: Study, sites: int | None) -> tuple[str, ...]:
 
 
 def size_text(count: int) -> str:
+    if count < 100:
+        return f"{count} B"
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

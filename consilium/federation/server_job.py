@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -20,92 +21,117 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
-from nvflare.apis.utils.reliable_message import ReliableMessage
 
 from consilium import engine
 from consilium.errors import UserError, WorkError
+from consilium.federation.parts import confirmed, cut, is_part
 from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
 from consilium.run_folder import RunFolder
 from consilium.store import write_json
 from consilium.study import load_study
 from consilium.weights import SiteName
-from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, FlareWire, GoOn, patience
+from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, Body, FlareWire, GoOn, mapped, patience
 
 KNOCK = 2.0  # seconds before a site is asked again whether its process is up
 
 
 @dataclass
 class _Order:
-    """What the server waits for."""
+    """What the server waits for; the answer's body grows in a file."""
 
     site: SiteName
+    room: int
+    path: Path
     done: threading.Event = field(default_factory=threading.Event)
     answer: Answer = field(default_factory=lambda: Answer({}, error="late"))
+    failure: OSError | None = None
 
 
 class _Line:
     """The sites of this job.
 
-    An order is sent until the site confirms it; the answer comes as a message of its own, which the site repeats until
-    it is confirmed. So a break of the network shorter than the deadline loses nothing.
+    Every part of an order is sent until the site confirms it; the answer comes as messages of their own, which the site
+    repeats until they are confirmed. So a break of the network shorter than the deadline loses nothing.
     """
 
-    def __init__(self, fl_ctx: FLContext, kit: Path, abort: Signal) -> None:
+    def __init__(self, fl_ctx: FLContext, kit: Path, abort: Signal, spool: Path) -> None:
         self._engine = fl_ctx.get_engine()
-        self._abort = abort
+        self._abort, self._spool = abort, spool
         self._returned = returned_folder(kit, fl_ctx.get_job_id())
         self._orders: dict[str, _Order] = {}
+        self._answered: set[str] = set()
         self._up: set[SiteName] = set()
         self._silent: set[SiteName] = set()  # did not answer the last time
         self._dropped: list[tuple[SiteName, str]] = []
-        ReliableMessage.register_request_handler(ANSWER, self._receive, fl_ctx)
+        self._engine.register_aux_message_handler(ANSWER, self._receive)
 
-    def ask(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
-        if site in self._silent and not self._send(site, {}, b"", KNOCK):
+    def ask(self, site: SiteName, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
+        if site in self._silent and not self._send(site, Shareable(), KNOCK):
             return Answer({}, error="away")  # it was waited for once; its return is noticed elsewhere
         end = time.monotonic() + seconds
         name = secrets.token_hex(16)
-        order = self._orders[name] = _Order(site)
+        self._spool.mkdir(parents=True, exist_ok=True)
+        order = self._orders[name] = _Order(site, room, self._spool / name)
         try:
-            if self._hand_over(site, {**request, "order": name, "seconds": seconds}, body, end):
+            parts = cut(name, body, {"request": json.dumps({**request, "order": name, "seconds": seconds})})
+            if all(self._hand_over(site, part, end) for part in parts):
                 while not order.done.wait(0.2) and time.monotonic() < end and not self._abort.triggered:
                     pass
             (self._silent.discard if order.done.is_set() else self._silent.add)(site)
+            if order.failure:
+                raise order.failure
             return order.answer
         finally:
             del self._orders[name]
+            order.path.unlink(missing_ok=True)
 
-    def _hand_over(self, site: SiteName, request: Mapping[str, Any], body: bytes, end: float) -> bool:
-        """Whether the site has confirmed the order."""
+    def _hand_over(self, site: SiteName, part: Shareable, end: float) -> bool:
+        """Whether the site has confirmed a part of an order."""
         while (left := end - time.monotonic()) > 0 and not self._abort.triggered:
             if site not in self._up:
-                if self._send(site, {}, b"", KNOCK):
+                if self._send(site, Shareable(), KNOCK):
                     self._up.add(site)
                 else:
                     time.sleep(0.2)  # an unknown site is answered at once
-            elif self._send(site, request, body, min(left, patience(body))):
+            elif self._send(site, part, min(left, patience(len(part["body"])))):
                 return True
             else:
                 self._up.discard(site)
         return False
 
-    def _send(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> bool:
-        message = Shareable()
-        message["request"] = json.dumps(request)
-        message["body"] = body
+    def _send(self, site: SiteName, message: Shareable, seconds: float) -> bool:
         with self._engine.new_context() as fl_ctx:
-            replies = self._engine.send_aux_request([site], ORDER, message, seconds, fl_ctx, optional=True) or {}
-        return site in replies and replies[site].get_return_code() == ReturnCode.OK
+            replies = self._engine.send_aux_request([site], ORDER, message, seconds, fl_ctx, optional=True)
+        return confirmed(replies, site)
 
-    def _receive(self, topic: str, message: Shareable, fl_ctx: FLContext) -> Shareable:
+    def _receive(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         sender = str(fl_ctx.get_peer_context().get_identity_name())
-        order = self._orders.get(str(message.get("order")))
-        if order is None or order.site != sender:
+        name = str(request.get("order"))
+        order = self._orders.get(name)
+        if name in self._answered:
+            pass  # its confirmation was lost
+        elif order is None or order.site != sender:
             self._dropped.append((sender, "an answer nobody waits for any more"))
         else:
-            order.answer = _read(message)
-            order.done.set()
+            self._take(name, order, request)
         return make_reply(ReturnCode.OK)
+
+    def _take(self, name: str, order: _Order, message: Shareable) -> None:
+        if not is_part(message, order.room):
+            order.answer = Answer({}, error="size" if is_part(message, sys.maxsize) else "damaged")
+        else:
+            try:
+                with order.path.open("r+b" if order.path.exists() else "wb") as file:
+                    file.seek(message["at"])
+                    file.write(message["body"])
+            except OSError as error:
+                order.failure = error
+            else:
+                if "facts" not in message:  # there is more to come
+                    return
+                order.answer = _read(message, mapped(order.path))
+        self._answered.add(name)
+        order.done.set()
 
     def here(self) -> set[SiteName]:
         return {client.name for client in self._engine.get_clients()}
@@ -121,11 +147,11 @@ class _Line:
         return bool(self._abort.triggered)
 
 
-def _read(message: Shareable) -> Answer:
+def _read(message: Shareable, body: Body) -> Answer:
     """An answer, or that it is not one."""
     try:
-        facts, body, error = json.loads(message["facts"]), message["body"], message["error"]
-        if isinstance(facts, dict) and isinstance(body, bytes) and (error == "" or error in REASONS):
+        facts, error = json.loads(message["facts"]), message["error"]
+        if isinstance(facts, dict) and len(body) == message["of"] and (error == "" or error in REASONS):
             return Answer(facts, body, error)
     except (KeyError, TypeError, ValueError):
         pass
@@ -165,7 +191,8 @@ class ServerJob(Controller):  # type: ignore[misc]
         write_json(outcome, outcome_path(kit, job))
         try:
             if not folder.finished:
-                engine.run(study, FlareWire(study, folder, _Line(fl_ctx, kit, abort_signal)), folder)
+                line = _Line(fl_ctx, kit, abort_signal, folder.path / "spool")
+                engine.run(study, FlareWire(study, folder, line), folder)
             outcome |= {"state": "finished"}
         except GoOn as back:
             folder.note("going on", said=f"{back} came back; the run goes on as a new job")

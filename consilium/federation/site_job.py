@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,22 +17,24 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
-from nvflare.apis.utils.reliable_message import ReliableMessage
 
 from consilium.federation.desk import Desk
 from consilium.federation.hospital import hospital_path, read_hospital
-from consilium.wires.flare import ANSWER, ORDER, patience
+from consilium.federation.parts import confirmed, cut, is_part
+from consilium.wires.flare import ANSWER, ORDER, Body, patience
 
 
 class SiteJob(Executor):  # type: ignore[misc]
     """Answers the server for as long as the job lasts; NVIDIA FLARE's own tasks are not used, so nothing is polled.
 
-    An order is confirmed at once and carried out by one thread; a repeated order is confirmed again and not repeated.
+    The parts of an order are confirmed at once; one thread carries it out. What comes twice is confirmed again and not
+    repeated.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._orders: queue.Queue[tuple[dict[str, Any], bytes]] = queue.Queue()
+        self._orders: queue.Queue[tuple[dict[str, Any], Body]] = queue.Queue()
+        self._parts: dict[str, bytearray] = {}  # of the orders that are arriving
         self._taken: set[str] = set()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -43,10 +46,13 @@ class SiteJob(Executor):  # type: ignore[misc]
             engine.register_aux_message_handler(ORDER, self._take)
 
     def _take(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        order = json.loads(request["request"])
-        if order and order["order"] not in self._taken:
-            self._taken.add(order["order"])
-            self._orders.put((order, request["body"]))
+        order = request.get("order")
+        if order and order not in self._taken and is_part(request, sys.maxsize):
+            whole = self._parts.setdefault(order, bytearray(request["of"]))
+            whole[request["at"] : request["at"] + len(request["body"])] = request["body"]
+            if "request" in request:
+                self._taken.add(order)
+                self._orders.put((json.loads(request["request"]), memoryview(self._parts.pop(order))))
         return make_reply(ReturnCode.OK)
 
     def _work(self, desk: Desk, engine: Any) -> None:
@@ -55,17 +61,24 @@ class SiteJob(Executor):  # type: ignore[misc]
             order, body = self._orders.get()
             start = time.monotonic()
             answer = desk.answer(order, body)
-            message = Shareable()
-            message["order"] = order["order"]
-            message["facts"] = json.dumps(answer.facts)
-            message["body"] = answer.body
-            message["error"] = answer.error
-            left = max(10.0, order["seconds"] - (time.monotonic() - start))
+            end = time.monotonic() + max(10.0, order["seconds"] - (time.monotonic() - start))
+            told = {"facts": json.dumps(answer.facts), "error": answer.error}
+            for part in cut(order["order"], answer.body, told):
+                if not self._post(engine, part, end):
+                    break
+
+    def _post(self, engine: Any, part: Shareable, end: float) -> bool:
+        """Whether the server has confirmed a part of an answer; it is repeated until then."""
+        while (left := end - time.monotonic()) > 0:
             with engine.new_context() as fl_ctx:
-                stop = fl_ctx.get_run_abort_signal()
-                ReliableMessage.send_request(
-                    "server", ANSWER, message, min(left / 2, patience(answer.body)), left, stop, fl_ctx
-                )
+                if fl_ctx.get_run_abort_signal().triggered:
+                    return False
+                seconds = min(left, patience(len(part["body"])))
+                replies = engine.send_aux_request(["server"], ANSWER, part, seconds, fl_ctx, optional=True)
+                if confirmed(replies, "server"):
+                    return True
+            time.sleep(0.5)
+        return False
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Any:
         return make_reply(ReturnCode.TASK_UNKNOWN)

@@ -7,6 +7,8 @@ one word of `REASONS`: its own log, which stays there, says more.
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +35,7 @@ SLOWEST = 125_000  # bytes per second of the slowest link that still works
 ROLL_CALL = 120.0  # seconds at least: sites start their process, and make their cache
 TICK = 0.5  # seconds between two looks at who has gone
 ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
+ROWS = 1 << 30  # bytes of scores that are accepted
 REASONS = {
     "study": "its package cannot read the study",
     "method": "its hospital.toml does not allow the method",
@@ -56,19 +59,22 @@ REASONS = {
 }
 
 
+Body = bytes | memoryview  # a large one is a mapped file
+
+
 @dataclass(frozen=True)
 class Answer:
     """What came back from a site; `error` is a word of `REASONS`."""
 
     facts: Mapping[str, Any]
-    body: bytes = b""
+    body: Body = b""
     error: str = ""
 
 
 class Line(Protocol):
     """Reaches the sites of one job."""
 
-    def ask(self, site: SiteName, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer: ...
+    def ask(self, site: SiteName, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer: ...
     def here(self) -> set[SiteName]: ...  # sites whose processes take part in this job
     def back(self) -> set[SiteName]: ...  # sites that started again since, and wait for a new job
     def dropped(self) -> list[tuple[SiteName, str]]: ...  # messages since the last question that were not wanted
@@ -98,7 +104,7 @@ class FlareWire:
         members = sorted(name for name in self.study.plan.sites if name not in guests)
         began = self._origin()
         requests = {name: {"do": "card", "site": name, "run": self.folder.path.name} for name in (*members, *guests)}
-        answers = dict(self._ask(requests, {}, max(ROLL_CALL, self.study.plan.deadline)))
+        answers = dict(self._ask(requests, {}, max(ROLL_CALL, self.study.plan.deadline), {}))
         faults = [self._fault(name, answer) for name, answer in answers.items()]
         absent = {name for name, answer in answers.items() if answer.error in ("late", "gone", "away")}
         told = [fault for name, fault in zip(answers, faults) if fault and name not in absent]
@@ -155,7 +161,7 @@ class FlareWire:
         if waiting:
             raise GoOn(", ".join(waiting))
         limits = {name: self._limit(name, head) for name in orders}
-        for name, answer in self._exchange("train", orders, head):
+        for name, answer in self._exchange("train", orders, head, limits):
             yield name, self._reply(name, answer, limits[name])
 
     def _limit(self, name: SiteName, head: Envelope) -> int:
@@ -203,7 +209,7 @@ class FlareWire:
     # ------------------------------------------------------------------------------------ asking
 
     def _exchange(
-        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
+        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope, rooms: Mapping[SiteName, int] | None = None
     ) -> Iterator[tuple[SiteName, Answer]]:
         self.spool.mkdir(parents=True, exist_ok=True)
         cards = {name: card_to_json(card) for name, card in self.roster.items()}
@@ -220,7 +226,7 @@ class FlareWire:
                 **{"do": do, "site": name, "run": head.run, "roster": cards, "tensors": names},
                 "head": head.for_site(name).to_json(),
             }
-        for name, answer in self._ask(requests, less, self.study.plan.deadline):
+        for name, answer in self._ask(requests, less, self.study.plan.deadline, rooms or {}):
             if answer.error:
                 self._held.pop(name, None)  # whatever it has now, it is sent all of it the next time
             else:
@@ -234,11 +240,15 @@ class FlareWire:
         return none.union(*(self._held.get(site, {}).get(kind, none) for kind in kinds))
 
     def _ask(
-        self, requests: Mapping[SiteName, Mapping[str, Any]], packets: Mapping[SiteName, Packet], seconds: float
+        self,
+        requests: Mapping[SiteName, Mapping[str, Any]],
+        packets: Mapping[SiteName, Packet],
+        seconds: float,
+        rooms: Mapping[SiteName, int],
     ) -> Iterator[tuple[SiteName, Answer]]:
         """Every site's answer as it comes; who is gone or late is not waited for."""
         end = time.monotonic() + seconds
-        bodies: dict[int, bytes] = {}  # sites that are sent the same packet share its bytes
+        bodies: dict[int, Body] = {}  # sites that are sent the same packet share its bytes
         open_: dict[Future[Answer], SiteName] = {}
         here = self.line.here() - self.line.back()
         for name, request in requests.items():
@@ -246,15 +256,17 @@ class FlareWire:
                 yield name, Answer({}, error="away")
                 continue
             packet = packets.get(name)
-            body = b"" if packet is None else bodies.get(id(packet)) or bodies.setdefault(id(packet), _bytes(packet))
+            if packet is not None and id(packet) not in bodies:
+                bodies[id(packet)] = self._mapped(packet)
+            body = b"" if packet is None else bodies[id(packet)]
             ask: Callable[..., Answer] = self.line.ask
-            open_[self._threads.submit(ask, name, request, body, seconds)] = name
+            open_[self._threads.submit(ask, name, request, body, seconds, rooms.get(name, ROWS))] = name
         bodies.clear()
         while open_:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
             for future in done:
                 yield open_.pop(future), future.result()
-            for name, why in self.line.dropped():
+            for name, why in self.line.dropped() if self.roster else ():  # a journal begins after the roll call
                 self.folder.note("dropped", site=name, why=why)
             if self.line.stopped():
                 raise WorkError(
@@ -267,17 +279,28 @@ class FlareWire:
                 del open_[future]
                 yield name, Answer({}, error="late" if late else "gone")
 
+    def _mapped(self, packet: Packet) -> Body:
+        """A packet's bytes as pages of a file, which the system may drop."""
+        path = self.spool / "order"
+        tree.write(packet, path)
+        return mapped(path)
+
     def _path(self, site: SiteName, kind: str) -> Path:
         return self.spool / f"{site}.{kind}"
 
 
-def patience(body: bytes) -> float:
+def patience(size: int) -> float:
     """Seconds after which a message that nobody confirmed is sent again."""
-    return 5.0 + len(body) / SLOWEST
+    return 5.0 + size / SLOWEST
 
 
-def _bytes(packet: Packet) -> bytes:
-    return tree.to_bytes(packet)
+def mapped(path: Path) -> Body:
+    """A file that is only needed as bytes: its name is gone at once, its pages when nobody looks at them any more."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        found: Body = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
+    path.unlink()
+    return found
 
 
 def _names(names: set[str]) -> str:

@@ -58,8 +58,9 @@ def test_what_leaves_in_a_study_is_said_with_sizes(federation: Path, tmp_path: P
     assert done.status == 0, done.err
     assert "what leaves each of 3 hospitals" in done.out
     train = done.out.partition("\ntrain (2 rounds, each ")[2].partition("\n\n")[0]
+    unit = {"B": 1e-3, "kB": 1.0}
     total = float(train.partition(" kB")[0])
-    fields = {line.split()[0]: float(line.split()[1]) for line in train.splitlines()[1:]}
+    fields = {words[0]: float(words[1]) * unit[words[2]] for words in map(str.split, train.splitlines()[1:])}
     assert {"global", "personal", "selector", "loss"} <= fields.keys()
     assert sum(fields.values()) == pytest.approx(total, rel=0.02)
 

@@ -20,30 +20,30 @@ def become(what: str) -> None:
 
 def _spoil() -> None:
     """Every answer of the first rounds is wrong in a way of its own, and an old one is sent before it."""
-    from nvflare.apis.utils.reliable_message import ReliableMessage
+    from nvflare.apis.shareable import Shareable
 
     from consilium.federation.desk import Desk
-    from consilium.wires.flare import ANSWER, Answer
+    from consilium.federation.site_job import SiteJob
+    from consilium.wires.flare import Answer
     from tests.federation.test_desk_and_wire import spoiled
 
-    sound, send = Desk.answer, ReliableMessage.send_request
+    sound, post = Desk.answer, SiteJob._post
 
-    def answer(desk: Desk, request: Mapping[str, Any], body: bytes) -> Answer:
+    def answer(desk: Desk, request: Mapping[str, Any], body: Any) -> Answer:
         good = sound(desk, request, body)
         if request["do"] != "train":
             return good
         with tempfile.TemporaryDirectory() as folder:
-            return replace(good, body=spoiled(request["head"]["round"]["index"], good.body, Path(folder)))
+            return replace(good, body=spoiled(request["head"]["round"]["index"], bytes(good.body), Path(folder)))
 
-    def twice(target: str, topic: str, message: Any, *rest: Any) -> Any:
-        if topic == ANSWER:
-            own, message["order"] = message["order"], "an order of long ago"
-            send(target, topic, message, *rest)
-            message["order"] = own
-        return send(target, topic, message, *rest)
+    def twice(job: SiteJob, engine: Any, part: Shareable, end: float) -> bool:
+        old = Shareable()
+        old.update({**part, "order": "an order of long ago"})
+        post(job, engine, old, end)
+        return post(job, engine, part, end)
 
     Desk.answer = answer  # type: ignore[method-assign]
-    ReliableMessage.send_request = twice
+    SiteJob._post = twice  # type: ignore[method-assign]
 
 
 def _listen(folder: Path) -> None:

@@ -26,7 +26,7 @@ from consilium.prediction import open_at_hospital
 from consilium.run_folder import RunFolder
 from consilium.site import Round
 from consilium.study import Study
-from consilium.wires.flare import Answer, FlareWire, GoOn
+from consilium.wires.flare import Answer, Body, FlareWire, GoOn
 from tests.toy import SIZES, toy_study
 
 Change = Callable[[str, Mapping[str, Any], Answer], Answer]
@@ -42,7 +42,7 @@ class Direct:
         self.returned: set[str] = set()
         self.absent: set[str] = set()
 
-    def ask(self, site: str, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+    def ask(self, site: str, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
         with self.lock:
             return self.change(site, request, self.desks[site].answer(json.loads(json.dumps(request)), body))
 
@@ -410,7 +410,7 @@ class Slow(Direct):
         self.woken = threading.Event()
         self.returned: set[str] = set()
 
-    def ask(self, site: str, request: Mapping[str, Any], body: bytes, seconds: float) -> Answer:
+    def ask(self, site: str, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
         if site == "cid":
             self.woken.wait(30)
         return Answer({"seconds": 1.0, "memory_mb": 1.0}, error="failed")
@@ -466,6 +466,20 @@ def test_a_run_goes_on_without_a_site_and_lets_it_in_again(
     plain = toy_study(federation, "scaffold", study__rounds=5)
     again = simulation.run(simulation.with_attendance(plain, folder.path), tmp_path / "again", workers=0).folder
     assert (folder.path / "last.safetensors").read_bytes() == (again / "last.safetensors").read_bytes()
+
+
+def test_a_stray_message_at_the_roll_call_does_not_spoil_a_new_run(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    class Stray(Direct):
+        def dropped(self) -> list[tuple[str, str]]:
+            return [("bea", "an answer nobody waits for any more")]
+
+    study = for_federation(toy_study(federation, study__rounds=1), tuple(SIZES))
+    folder = RunFolder.create(study, tmp_path / "server")
+    engine.run(study, FlareWire(study, folder, Stray(study, hospitals)), folder)
+    assert folder.events()[0]["event"] == "start"
+    assert events(folder, "dropped")
 
 
 def test_fewer_than_min_sites_stop_with_a_remedy(
