@@ -38,11 +38,12 @@ def _compare(folder: Path, repeats: int) -> list[Measured]:
         write_phantom("abdomen", data, CASES, PIXELS, 0)
     rounds = 2 + repeats * ROUNDS  # the first makes the teachers' labels, after the last the run is scored
     one = {"teacher_rounds": 1}
+    weighed = {**OFF, "scheduler": "tail-shift", "ws_end": float(rounds)}
     studies = {
         PLAIN: _study(data, rounds, {"name": "fedavg"}, {"word": "all", "abdomenct1k": "all", "amos": "all"}),
         "cached": _study(data, rounds, {"name": "fedavg-pl", **one}),
         "live": _study(data, rounds, {"name": "fedavg-pl", "teachers": "live", **one}),
-        "doubt": _study(data, rounds, {"name": "ufps", **OFF, "scheduler": "tail-shift", "ws_end": 1.0 * rounds, **one}),
+        "doubt": _study(data, rounds, {"name": "ufps", **weighed, **one}),
     }
     turns = {name: _Turn(study, folder / f"runs-{name.split()[0]}") for name, study in studies.items()}
     seen: dict[str, list[Repeat]] = {name: [] for name in turns}
@@ -57,9 +58,9 @@ def _compare(folder: Path, repeats: int) -> list[Measured]:
     seconds = {name: median(map(typical, found)) for name, found in seen.items()}
 
     def against(name: str, what: str, **facts: Any) -> Measured:
-        in_time = {"in processor time": median_ratio(seen[name], seen[PLAIN], "chain")}
-        return Measured("teachers", what, seconds[name], PLAIN, seconds[PLAIN], "s",
-                        median_ratio(seen[name], seen[PLAIN]), LIMIT, facts={**in_time, **facts, "load": load()})  # fmt: skip
+        found = {"in processor time": median_ratio(seen[name], seen[PLAIN], "chain"), **facts, "load": load()}
+        ratio = median_ratio(seen[name], seen[PLAIN])
+        return Measured("teachers", what, seconds[name], PLAIN, seconds[PLAIN], "s", ratio, LIMIT, facts=found)
 
     live = median_ratio(seen["live"], seen[PLAIN])
     return [

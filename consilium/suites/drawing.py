@@ -29,7 +29,12 @@ class Drawing:
 
     @property
     def facts(self) -> dict[str, Any]:
-        drawn: dict[str, Any] = {"kind": self.phantom.kind, "cases": self.phantom.cases, "size": self.phantom.size, "seed": self.seed}
+        drawn: dict[str, Any] = {
+            "kind": self.phantom.kind,
+            "cases": self.phantom.cases,
+            "size": self.phantom.size,
+            "seed": self.seed,
+        }
         drawn |= {"division": self.phantom.division} if self.phantom.division else {}
         return {**drawn, "partition": self.scheme} if self.scheme else drawn
 

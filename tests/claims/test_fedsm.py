@@ -67,6 +67,7 @@ each_seed = true
 """
 DEMO_PULL = '[methods.fedsm]\n"method.pull" = 0.8'  # as the demo's study, chosen on the validation cases of seed 3
 
+
 def trained(place: Path, name: str, kind: str, methods: list[str], rounds: int, rest: str) -> SuiteResult:
     """The suite's runs, trained now or found in `place`."""
     cases = 72 if TINY else {"retina": CASES, "prostate": 90}[kind]

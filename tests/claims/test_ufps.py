@@ -1,4 +1,4 @@
-"""What is claimed of UFPS, on abdomen phantoms: mean over seeds 0 to 2, fresh patients each, with paired 95 % intervals.
+"""What is claimed of UFPS, on abdomen phantoms: mean over seeds 0 to 2, fresh patients each, paired 95 % intervals.
 
     CONSILIUM_CLAIMS=claims python -m pytest -m claims -n 0 -s tests/claims/test_ufps.py
 
@@ -9,6 +9,7 @@ CONSILIUM_CLAIMS_TINY=1 tries the plumbing with a few rounds and cases: the clai
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_partial_labels_fail_by_far_and_full_labels_are_above_all(bounds: SuiteR
     levels = {name: best(bounds, name) for name in order}
     tell(f"test Dice, site mean: {', '.join(f'{name} {level(found):.4f}' for name, found in levels.items())}")
     gaps = []
-    for lower, upper in zip(order, order[1:]):
+    for lower, upper in itertools.pairwise(order):
         gaps.append(gap(levels[upper], levels[lower]))
         tell(f"{upper} − {lower}: {said(gaps[-1])}")
     assert min(found.difference for found in gaps) >= 0.05
@@ -175,7 +176,7 @@ def test_ufps_is_as_good_as_pseudo_labels_alone(long: SuiteResult, tell: Tell) -
 
 
 def test_no_organ_falls_after_the_global_model_has_become_the_main_teacher(long: SuiteResult, tell: Tell) -> None:
-    """An organ that lags behind could lose all its labels and go to 0; 0.01 is what a mean of so few cases wavers by."""
+    """An organ that lags behind could lose all its labels and go to 0; 0.01 is what so few cases waver by."""
     before, after = (in_round(long, "UFPS", number) for number in (BEFORE_GMT, LONG))
     gaps = {organ: gap(after[organ], before[organ]) for organ in ORGANS}
     for organ, found in gaps.items():
