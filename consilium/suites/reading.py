@@ -203,8 +203,8 @@ def _check(suite: Suite) -> None:
     for key in {**suite.grid, **{key: () for row in suite.listed for key in row.settings}}:
         chosen = [suite.choose, *(part.choose for part in suite.parts.values()), *(w.choose for w in suite.where)]
         if any(key in lists for lists in chosen):
-            where = "[grid]" if key in suite.grid else "[[row]]"
-            raise StudyError(f"'{key}' is in both {where} and [choose]: either it is shown or it is chosen.")
+            shown = "[grid]" if key in suite.grid else "[[row]]"
+            raise StudyError(f"'{key}' is in both {shown} and [choose]: either it is shown or it is chosen.")
     if FEDERATION in suite.grid and "study.leave_out" in suite.grid:
         raise StudyError("[grid] has both federations and sites left out in turn; make a suite for each federation.")
     for where in suite.where:

@@ -21,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tell(place: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Tell:
-    """Figures go to the terminal and into a file, in place of the test's earlier ones, even if the claim does not hold."""
+    """Figures go to the terminal and into a file, in place of the test's earlier ones, whether a claim holds or not."""
     file, name = place / "figures.txt", request.node.name
     earlier = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     kept = [line for line in earlier if not line.startswith(f"{name}: ")]
