@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from consilium.methods.fedasam import check_ascent, sharp_round
-from consilium.methods.pseudo_labelled import PAPER, PseudoLabelled, Teach
+from consilium.methods.pseudo_labelled import DIFFERENCES, PAPER, PseudoLabelled, Teach
 from consilium.site import Round, Site
 
 
@@ -19,6 +19,7 @@ class FedASAMPL(PseudoLabelled):
 
     paper: ClassVar[str] = PAPER
     differences: ClassVar[tuple[str, ...]] = (
+        *DIFFERENCES,
         "Averaging over rounds on the server is a part of the study: [release] swa_from = 0.75, swa_cycle = 2.",
     )
 

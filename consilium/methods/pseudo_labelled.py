@@ -20,6 +20,12 @@ from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Sit
 from consilium.weights import SiteName, Weights, mean
 
 PAPER = "Jiang et al., UFPS: a unified framework for partially annotated federated segmentation (Patterns 2024)"
+DIFFERENCES = (
+    "A voxel belongs to one label; background is what nobody claims, after the site's own annotation was put in.",
+    "Hidden masks reach nothing: neither the choice of patches nor that of rounds, as they do in the published code.",
+    "A site that lacks a teacher waits a round; then the organ is unknown there until the teacher comes.",
+    "The optimiser of the common model is fresh every round, as in FedAvg.",
+)
 TEACHER = "teacher"  # the phase before the paper's rounds
 
 
@@ -58,6 +64,7 @@ class PseudoLabelled(Method):
     priority: tuple[str, ...] = ()  # organs that win a voxel two teachers claim; else the more probable one does
 
     headline: ClassVar[str] = "global"
+    differences: ClassVar[tuple[str, ...]] = DIFFERENCES
     hears_doubt: ClassVar[bool] = False  # `learn` uses the teachers' entropy
 
     @message
@@ -82,7 +89,7 @@ class PseudoLabelled(Method):
 
     @message
     class Memory:
-        school: School
+        school: School  # its teacher in the making, the others' teachers, what they say of the site's cases
 
     @message
     class Release:

@@ -20,7 +20,7 @@ from consilium.learning.sharpness import blank_mask, disputed, top
 from consilium.learning.uncertainty import SCHEDULERS, Scheduler, trust, uncertainty
 from consilium.method import Maybe, message
 from consilium.methods.fedasam import check_ascent
-from consilium.methods.pseudo_labelled import PAPER, TEACHER, PseudoLabelled, Teach, own_score
+from consilium.methods.pseudo_labelled import DIFFERENCES, PAPER, TEACHER, PseudoLabelled, Teach, own_score
 from consilium.methods.selector import check_fields
 from consilium.networks.parts import decoder_names
 from consilium.site import Batch, Local, Roster, Round, Site, SiteCard, Task
@@ -68,13 +68,12 @@ class UFPS(PseudoLabelled):
 
     paper: ClassVar[str] = PAPER
     differences: ClassVar[tuple[str, ...]] = (
-        "A voxel belongs to one label; background is what nobody claims, after the site's own annotation was put in.",
+        *DIFFERENCES,
         "Voxels on which the main teacher and the teachers disagree are left out of the loss; the paper does not say.",
         "Unless gmt_guard = false, teachers go on labelling an organ of which the global model finds too little.",
         "Temperatures of UA follow the sites' own values: the printed ones belong to another entropy.",
         "Momentum is of gradients' magnitudes; masks, the explored part included, are kept until the next update.",
         "The round trip of the third scheduler comes back, and its Gaussian has a mean of 1 over the bank.",
-        "The optimiser is fresh every round, as in FedAvg.",
     )
     hears_doubt: ClassVar[bool] = True
 
@@ -131,10 +130,11 @@ class UFPS(PseudoLabelled):
             raise StudyError(f"[method] mask_every = {self.mask_every}: it must be at least 1.")
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
+        warnings = super().check(task, roster, local)
         if self.sharpness != "none" and local.precision == "float16":
             raise StudyError("[local] precision = 'float16' cannot be scaled over two steps; use 'bfloat16'.")
-        self._trusted(task)
-        return super().check(task, roster, local)
+        self._trusted(task)  # refuses a network without a known decoder
+        return warnings
 
     # ------------------------------------------------------------------------------------ what is on in a round
 

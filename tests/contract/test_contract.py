@@ -234,10 +234,13 @@ def test_blank_is_the_shape_of_a_real_uplink(name: str, study_of: Any, tmp_path:
         order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
         got = unflatten(worker.train(flatten(order), stage.head(index, -1)), stage.method.Uplink)
         blank = stage.method.blank(stage.task, stage.roster, stage.roster[site], stage.rounds[index])
-        for name_, part in vars(blank).items():
-            if isinstance(part, Maybe):  # sent now or not
-                sent = getattr(got, name_) is not None
-                blank = dataclasses.replace(blank, **{name_: part.like if sent else None})
+        for field, part in vars(blank).items():
+            sent = getattr(got, field)
+            if isinstance(part, Maybe):
+                blank = dataclasses.replace(blank, **{field: None if sent is None else part.like})
+            elif isinstance(part, torch.Tensor):
+                assert (sent.shape, sent.dtype) == (part.shape, part.dtype)
+                blank = dataclasses.replace(blank, **{field: None})
         for real, expected in zip(tree.split(got).weights.items(), tree.split(blank).weights.items(), strict=True):
             assert real[0] == expected[0]
             assert {k: (t.shape, t.dtype) for k, t in real[1].items()} == {

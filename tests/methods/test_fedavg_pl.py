@@ -18,7 +18,7 @@ from consilium.site import Round
 from tests.contract.promises import Stage, run_in_process
 from tests.toy import toy_study
 
-ONE_EACH = {"data__annotated": {"cid": ["round"]}}  # only bea annotates the square
+ONE_EACH = {"data__annotated": {"cid": ["round"]}, "method__teacher_rounds": 1}  # only bea annotates the square
 
 
 def last(result: Result) -> Any:
@@ -91,16 +91,16 @@ def test_a_teacher_that_never_comes_does_not_stop_the_run(organs: Path, tmp_path
 
 def test_labels_come_from_the_annotation_and_the_others_teachers(organs: Path, tmp_path: Path) -> None:
     """At ada every voxel of its annotation keeps its label; squares come from teachers only."""
-    stage = Stage(toy_study(organs, "fedavg-pl", method__teacher_rounds=6, local__lr=0.02), tmp_path)
-    for index in range(7):
+    stage = Stage(toy_study(organs, "fedavg-pl", method__teacher_rounds=4, local__lr=0.02), tmp_path)
+    for index in range(5):
         stage.round(index)
     worker = stage.workers["ada"]
-    kept: Any = worker._kept(6)
+    kept: Any = worker._kept(4)
     school = kept.memory.school
     site = stage.method._with_maps(worker.site, school)
     teach = stage.method._teach(worker.site, school)
     found = 0
-    for batch in site.batches(stage.rounds[6]):
+    for batch in site.batches(stage.rounds[4]):
         lesson = teach(batch)
         assert lesson.batch.labels is None  # all are known
         assert torch.equal(lesson.batch.truth == 1, batch.truth == 1)
@@ -111,8 +111,9 @@ def test_labels_come_from_the_annotation_and_the_others_teachers(organs: Path, t
 
 
 def test_live_teachers_label_as_cached_ones_where_nothing_is_augmented(organs: Path, tmp_path: Path) -> None:
+    fields = {"method__teacher_rounds": 1, "study__rounds": 2}
     cached, live = (
-        run_in_process(toy_study(organs, "fedavg-pl", method__teachers=how, study__rounds=2), tmp_path)
+        run_in_process(toy_study(organs, "fedavg-pl", method__teachers=how, **fields), tmp_path)
         for how in ("cached", "live")
     )
     gap = last(cached).global_ - last(live).global_
@@ -127,7 +128,7 @@ def test_patches_and_augmentation_move_labels_with_images(organs: Path, tmp_path
 
 def test_fedprox_without_its_pull_is_fedavg(organs: Path, tmp_path: Path) -> None:
     plain, none, some = (
-        run_in_process(toy_study(organs, name, study__rounds=2, **fields), tmp_path)
+        run_in_process(toy_study(organs, name, study__rounds=2, method__teacher_rounds=1, **fields), tmp_path)
         for name, fields in (("fedavg-pl", {}), *(("fedprox-pl", {"method__mu": mu}) for mu in (0.0, 1.0)))
     )
     assert last(plain).global_.digest == last(none).global_.digest

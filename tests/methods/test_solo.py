@@ -11,9 +11,14 @@ import torch
 from consilium import tree
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.method import Best, Valid
-from consilium.methods.merged import NEVER, merged_logits
+from consilium.methods.merged import NEVER, check_exclusive, merged_logits
 from consilium.methods.solo import Solo
+from consilium.networks.cnn import CNN
+from consilium.networks.unet import UNet
+from consilium.networks.vgg import SmallVGG
 from consilium.run_folder import RunFolder
+from consilium.tasks.classification import Classification
+from consilium.tasks.segmentation import Segmentation
 from consilium.weights import Weights
 from tests.contract.promises import run_in_process
 from tests.toy import toy_study
@@ -57,8 +62,21 @@ def test_models_that_are_not_shared_stay_at_home(organs: Path, tmp_path: Path) -
         study.method.deploy(study.task, None, study.method.release(server, None))
 
 
-def test_labels_that_overlap_are_refused(federation: Path, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="batchnorm = 'average'"):
+def test_studies_that_cannot_work(federation: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="SOLO needs batchnorm = 'average'"):
         run_in_process(toy_study(federation, "solo", local__batchnorm="local", task__norm="batch"), tmp_path)
     with pytest.raises(StudyError, match="for methods without teachers"):
         run_in_process(toy_study(federation, "solo", task__unannotated="ignored"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Classification(("a", "b"), 2, 1, CNN(), SmallVGG((4,))),
+        Segmentation(("disc", "cup"), 2, 1, UNet((4, 8), 1), SmallVGG((4,)), contains={"disc": ("cup",)}),
+    ],
+    ids=["classes", "labels inside each other"],
+)
+def test_only_labels_that_exclude_each_other_have_teachers(task: Any) -> None:
+    with pytest.raises(StudyError, match="labels exclude each other"):
+        check_exclusive(task, "average", "SOLO")

@@ -24,9 +24,11 @@ from consilium.networks.vgg import SmallVGG
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.site import Round
+from consilium.study import load_study
 from tests.contract.promises import Stage, run_in_process
 from tests.toy import toy_study
 
+STUDIES = Path(__file__).parents[2] / "studies"
 OFF = {
     "method__scheduler": "none",
     "method__arce": 0.0,
@@ -260,18 +262,31 @@ def test_explored_positions_matter_and_stay_until_the_next_update(climbing: Any)
 # ------------------------------------------------------------------------------------------------ volumes
 
 
-def test_volumes_with_a_supervised_encoder(tmp_path: Path) -> None:
-    """Four hospitals, four organs, three dimensions, every module on; the fourth hospital is outside."""
-    write_phantom("abdomen", tmp_path / "abdomen", cases=14, size=24)
-    fields = {"preprocess__size": [8, 12, 12], "task__network": "plain-unet", "task__widths": [4, 8, 8]}
-    study = toy_study(
-        tmp_path / "abdomen", "ufps", study__leave_out=["btcv"], data__test_masks="complete", task__loss="dice+ce",
-        task__residual_units=None, method__teacher_rounds=1, **fields,
-    )  # fmt: skip
-    result = run_in_process(study, tmp_path)
+@pytest.fixture(scope="module")
+def abdomen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write_phantom("abdomen", folder := tmp_path_factory.mktemp("phantom") / "abdomen", cases=14, size=24)
+    return folder
+
+
+def test_the_ready_study_runs_every_module_on_volumes(abdomen: Path, tmp_path: Path) -> None:
+    """Four hospitals, four organs, three dimensions, a supervised encoder; the fourth hospital is outside."""
+    path = STUDIES / "abdomen_ufps.toml"
+    assert path.read_text().startswith("# consilium run studies/abdomen_ufps.toml\n")
+    small = ["study.rounds=3", "preprocess.size=[8, 12, 12]", "task.widths=[4, 8, 8]", "method.teacher_rounds=1"]
+    result = run_in_process(load_study(path, [f'data.federation="{abdomen}"', *small]), tmp_path)
     rows = [row for row in RunFolder.open(result.folder).rows() if row.phase == "best" and row.split == "test"]
     assert {row.label for row in rows if row.site == "word"} >= {"kidney", "liver", "spleen", "pancreas"}
     assert any(row.outside for row in rows)
+    assert last(result).disputed is not None  # sUSAM has begun
+
+
+def test_the_papers_study_starts_modules_in_the_papers_rounds(abdomen: Path) -> None:
+    study = load_study(STUDIES / "ufps_base.toml", [f'data.federation="{abdomen}"'])
+    starts = {name: getattr(study.method, name) for name in ("warmup", "ws_end", "arce_from", "ua_from", "gmt_from")}
+    assert starts == {"warmup": 11, "ws_end": 201, "arce_from": 201, "ua_from": 300, "gmt_from": 300}
+    assert (study.plan.rounds, study.task_fields.patch, study.local.lr) == (500, (80, 192, 192), 1e-4)
+    shape = study.task.shape()
+    assert sum(tensor.numel() for tensor in shape.values()) == pytest.approx(30.79e6, rel=0.02)  # the published network
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
