@@ -83,7 +83,7 @@ method = "fedavg"
 
 
 def drawn(place: Path) -> Path:
-    """Patients of every seed; half of the training cases are left out, since time goes with them, intervals with the rest."""
+    """Patients of every seed; half of the training cases are left out, since time goes with them."""
     to = place / "data" / "abdomen"
     for seed in (*SEEDS, CHOOSING):
         folder, partly = to.with_name(f"{to.name}-s{seed}"), to.with_name("partly")
