@@ -34,6 +34,7 @@ def run(folder: Path) -> int:
     from benchmarks.memory import many_sites
     from benchmarks.overhead import empty_rounds
     from benchmarks.sharpness import sparse_steps
+    from benchmarks.teachers import labelled_rounds
     from benchmarks.training import against_first_try, at_demo_sizes, long_rounds, three_models
 
     benchmarks: dict[str, Callable[[Path, int], list[Measured]]] = {
@@ -45,6 +46,7 @@ def run(folder: Path) -> int:
         "long": long_rounds,
         "apple": local_steps,
         "susam": sparse_steps,
+        "teachers": labelled_rounds,
         "fedsm": three_models,
         "federation": deployed_rounds,
         "large": large_messages,

@@ -60,6 +60,6 @@ def reverse_cross_entropy(output: Any, truth: Tensor) -> Tensor:
     return -math.log(LEAST) * (1 - agrees).mean()
 
 
-def reverse_factor(step: int, total: int) -> float:
-    """e^{−20 (1 − r/R)} in round r = step + 1: nothing for long, 1 in the last round."""
-    return math.exp(-20 * (1 - (step + 1) / total))
+def reverse_factor(step: int, total: int, growth: float = 20.0) -> float:
+    """e^{−growth (1 − r/R)} in round r = step + 1: nothing for long, 1 in the last round."""
+    return math.exp(-growth * (1 - (step + 1) / total))

@@ -40,6 +40,7 @@ class UFPS(PseudoLabelled):
 
     scheduler: str = "tail-shift"  # WS, loss weights by uncertainty; "base-decrement", "round-trip", "none"
     arce: float = 0.01  # of the adaptive reverse cross entropy; 0: none
+    arce_growth: float = 20.0  # of its exponent: the larger, the later it counts; 0: a fixed factor
     parts: str = "decoder"  # UA, averaged by trust; "encoder", "whole", "none"
     gmt: str = "intersection"  # GMT, the main teacher from gmt_from on; "global"; "pretrained": the teachers alone
     sharpness: str = "susam"  # how sites step from sharp_from on; "none", or another way of table S8
@@ -110,7 +111,7 @@ class UFPS(PseudoLabelled):
             sharpness=(self.sharpness, (*STRATEGIES, "none")),
         )
         check_ascent(self.rho, self.eta)
-        for name in (*STARTS, "arce", "tau_mean", "tau_variance", "base"):
+        for name in (*STARTS, "arce", "arce_growth", "tau_mean", "tau_variance", "base"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise StudyError(f"[method] {name} = {getattr(self, name)}: it must be a number from 0 up.")
         for name in STARTS:
@@ -215,7 +216,8 @@ class UFPS(PseudoLabelled):
         own = torch.tensor([False, *(label in site.card.labels for label in task.labels)], device=site.device)
         scheduler = Scheduler(self.scheduler, self.tail, self.base, self.blend, self.width)
         progress = min(1.0, (round.step + 1) / max(1, _begin(self.ws_end, round.total)))
-        factor = self.arce * reverse_factor(round.step, round.total) if self._on("arce_from", round) else 0.0
+        growing = reverse_factor(round.step, round.total, self.arce_growth)
+        factor = self.arce * growing if self._on("arce_from", round) else 0.0
 
         def ready(batch: Batch) -> Loss:
             target, said = teach(batch)

@@ -29,7 +29,13 @@ class Drawing:
 
     @property
     def facts(self) -> dict[str, Any]:
-        drawn = {"kind": self.phantom.kind, "cases": self.phantom.cases, "size": self.phantom.size, "seed": self.seed}
+        drawn: dict[str, Any] = {
+            "kind": self.phantom.kind,
+            "cases": self.phantom.cases,
+            "size": self.phantom.size,
+            "seed": self.seed,
+        }
+        drawn |= {"division": self.phantom.division} if self.phantom.division else {}
         return {**drawn, "partition": self.scheme} if self.scheme else drawn
 
     @property
@@ -47,7 +53,8 @@ class Drawing:
     def draw(self) -> None:
         cases, size = self.phantom.cases or None, self.phantom.size or None
         if not self.scheme:
-            write_phantom(self.phantom.kind, self.place, cases, size, self.seed)
+            division = self.phantom.division or None
+            write_phantom(self.phantom.kind, self.place, cases, size, self.seed, division=division)
         else:
             with tempfile.TemporaryDirectory() as aside:
                 whole = Path(aside) / "whole"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ LEAVE_OUT = "study.leave_out"  # in [grid]: sites are left out in turn, and the 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: a method with one combination of the grid."""
+    """A row of the table: a method with one combination of the grid, or with the settings of a `[[row]]`."""
 
     method: str
     settings: Settings
+    title: str = ""  # of a `[[row]]`
 
     @property
     def name(self) -> str:
+        if self.title:
+            return self.title
         title = NAMES.get(self.method, self.method)
         return f"{title} ({said(self.settings)})" if self.settings else title
 
@@ -68,15 +71,23 @@ def _value(value: Any) -> str:
 
 def without(row: Row, key: str) -> Row:
     """The row without saying which of the values of one key it has: what tables show in their columns."""
-    return Row(row.method, {name: value for name, value in row.settings.items() if name != key})
+    return replace(row, settings={name: value for name, value in row.settings.items() if name != key})
 
 
 # -------------------------------------------------------------------------------------------------- what to run
 
 
 def rows(suite: Suite) -> list[Row]:
-    """Methods in the order of the file, each with every combination of the grid's settings that it has."""
-    return [Row(name, settings) for name in suite.kinds for settings in _combinations(suite, name, suite.grid)]
+    """Methods in the order of the file, each with its `[[row]]`s, else every combination of the grid that it has."""
+    listed = {name: [row for row in suite.listed if row.method == name] for name in suite.kinds}
+    return [
+        row
+        for name, own in listed.items()
+        for row in (
+            [Row(name, found.settings, found.name) for found in own]
+            or [Row(name, settings) for settings in _combinations(suite, name, suite.grid)]
+        )
+    ]
 
 
 def candidates(suite: Suite, row: Row) -> list[Settings]:

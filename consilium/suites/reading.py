@@ -20,7 +20,8 @@ from consilium.study import imported
 from consilium.suites.settings import STUDY, Lists, Settings, read_lists, read_settings, refuse_twice
 
 FEDERATION = "data.federation"  # in [grid]: the table has a column for each
-SECTIONS = ("suite", "base", "grid", "choose", "choose_where", "methods", "phantom", "paper")
+SECTIONS = ("suite", "base", "grid", "row", "choose", "choose_where", "methods", "phantom", "paper")
+_ARRAYS = ("row", "choose_where")  # written with two brackets
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Phantom:
     cases: int = 0  # of all sites and splits; 0: the kind's own number
     size: int = 0  # pixels; 0: the kind's own
     seed: int = 0  # of the patients
+    division: int = 0  # of the abdomen: who annotates which organ; 0: the first
     each_seed: bool = False  # every seed of the suite draws its own patients, in <to>-s<seed>
     partitions: tuple[str, ...] = ()  # one site is drawn and cut into twelve, in <to>-<scheme>; a column for each
 
@@ -64,13 +66,15 @@ class Phantom:
             raise StudyError(
                 f"[phantom] kind = '{self.kind}': there is no such phantom; {nearest(self.kind, PHANTOMS)}"
             )
-        for key in ("cases", "size", "seed"):
+        for key in ("cases", "size", "seed", "division"):
             if getattr(self, key) < 0:
                 raise StudyError(f"[phantom] {key} = {getattr(self, key)}: it cannot be negative.")
         if self.partitions and self.kind != "digits":
             raise StudyError(
                 f"[phantom] partitions: the {self.kind} phantom has sites of its own; only digits are cut."
             )
+        if self.division and self.kind != "abdomen":
+            raise StudyError(f"[phantom] division: sites of the {self.kind} phantom annotate everything; leave it out.")
         refuse_twice(self.partitions, "[phantom] partitions")
         for scheme in self.partitions:
             if scheme not in SCHEMES:
@@ -105,6 +109,15 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """`[[row]]`: a row written out, where rows are not the combinations of a grid."""
+
+    name: str  # as tables call it
+    method: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
 class MethodPart:
     """`[methods.<name>]`: what is different for one method."""
 
@@ -130,6 +143,7 @@ class Suite:
     base: Mapping[str, Mapping[str, Any]]
     beside: Path  # where a relative federation is looked for, after here
     grid: Lists
+    listed: tuple[Listed, ...]
     choose: Lists
     where: tuple[Where, ...]
     parts: Mapping[str, MethodPart]
@@ -154,7 +168,7 @@ def load_suite(path: Path | str) -> Suite:
             raise StudyError(f"{path} is a study, not a suite; give it to `consilium run`.")
         if name not in SECTIONS:
             raise StudyError(f"{path}: there is no section [{name}]; {nearest(name, SECTIONS)}")
-        if not isinstance(table, Mapping) and name != "choose_where":
+        if not isinstance(table, Mapping) and name not in _ARRAYS:
             raise StudyError(f"{path}: '{name}' must be a section: write [{name}] and its keys below it.")
     heading = fill(Heading, tables.get("suite", {}), "suite")
     kinds = _kinds(heading.methods)
@@ -172,6 +186,7 @@ def load_suite(path: Path | str) -> Suite:
         base,
         beside,
         grid={FEDERATION: tuple(phantom.federations), **grid} if phantom and phantom.partitions else grid,
+        listed=_listed(tables.get("row", []), kinds),
         choose=read_lists(tables.get("choose", {}), "choose", kinds.values()),
         where=_where(tables.get("choose_where", []), kinds),
         parts=_parts(tables.get("methods", {}), kinds),
@@ -183,10 +198,13 @@ def load_suite(path: Path | str) -> Suite:
 
 
 def _check(suite: Suite) -> None:
-    for key in suite.grid:
+    if suite.grid and suite.listed:
+        raise StudyError(f"{suite.path} has both [grid] and [[row]]: either rows are combined or they are written out.")
+    for key in {**suite.grid, **{key: () for row in suite.listed for key in row.settings}}:
         chosen = [suite.choose, *(part.choose for part in suite.parts.values()), *(w.choose for w in suite.where)]
         if any(key in lists for lists in chosen):
-            raise StudyError(f"'{key}' is in both [grid] and [choose]: either it is shown or it is chosen.")
+            shown = "[grid]" if key in suite.grid else "[[row]]"
+            raise StudyError(f"'{key}' is in both {shown} and [choose]: either it is shown or it is chosen.")
     if FEDERATION in suite.grid and "study.leave_out" in suite.grid:
         raise StudyError("[grid] has both federations and sites left out in turn; make a suite for each federation.")
     for where in suite.where:
@@ -262,6 +280,27 @@ def _parts(tables: Mapping[str, Any], kinds: Mapping[str, type[Method]]) -> dict
             read_lists(table.get("choose", {}), f"methods.{given}.choose", kind),
         )
     return parts
+
+
+def _listed(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Listed, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise StudyError("write [[row]], with two brackets: there may be several.")
+    found = []
+    for table in tables:
+        title, method = table.get("name"), table.get("method")
+        if not isinstance(title, str) or not title or not isinstance(method, str):
+            raise StudyError('[[row]] needs a `name` for the table and a `method`, for instance "ufps".')
+        name = ALIASES.get(method, method)
+        if name not in kinds:
+            raise StudyError(f"[[row]] '{title}': '{method}' is not in [suite] methods; {nearest(method, kinds)}")
+        rest = {key: value for key, value in table.items() if key not in ("name", "method")}
+        settings = read_settings(rest, f"row '{title}'", [kinds[name]])
+        for key in (FEDERATION, "study.leave_out"):
+            if key in settings:
+                raise StudyError(f"[[row]] '{title}': '{key}' makes columns; write it in [grid].")
+        found.append(Listed(title, name, settings))
+    refuse_twice([row.name for row in found], "[[row]] name")
+    return tuple(found)
 
 
 def _where(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Where, ...]:

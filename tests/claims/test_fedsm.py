@@ -9,9 +9,8 @@ CONSILIUM_CLAIMS_TINY=1 tries the plumbing with a few rounds and cases: the clai
 
 from __future__ import annotations
 
-import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,17 +24,15 @@ from consilium.methods.local import Local
 from consilium.reports.reading import RunView
 from consilium.scores import ByCase, Paired, by_case, interval, paired, summarise
 from consilium.study import Study, load_study
-from consilium.suites import SuiteResult, run_suite
+from consilium.suites import SuiteResult
 from consilium.suites.tables import Entrant
+from tests.claims.told import SEEDS, TINY, WORKERS, Tell, finished, said
 
 pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("claims"), pytest.mark.timeout(4 * 3600)]
 
-TINY = bool(os.environ.get("CONSILIUM_CLAIMS_TINY"))
-SEEDS = [0] if TINY else [0, 1, 2]
 ROUNDS, SHORT = (3, 2) if TINY else (100, 40)
 PIXELS = 32 if TINY else SIZE
 PULLS = [0.3, 0.9] if TINY else [0.3, 0.5, 0.7, 0.9]
-WORKERS = 2
 
 SUITE = """
 [suite]
@@ -70,40 +67,6 @@ each_seed = true
 """
 DEMO_PULL = '[methods.fedsm]\n"method.pull" = 0.8'  # as the demo's study, chosen on the validation cases of seed 3
 
-Tell = Callable[[str], None]
-
-
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs are kept."""
-    given = os.environ.get("CONSILIUM_CLAIMS")
-    folder = Path(given).resolve() if given else tmp_path_factory.mktemp("claims")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "figures.txt").write_text("", encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def tell(place: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Tell:
-    """Figures go to the terminal and into a file, whether the claim holds or not."""
-
-    def say(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n  {text}")
-        with (place / "figures.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{request.node.name}: {text}\n")
-
-    return say
-
-
-class _Said:
-    """Progress, run by run."""
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def show(self, event: Mapping[str, object]) -> None: ...
-
 
 def trained(place: Path, name: str, kind: str, methods: list[str], rounds: int, rest: str) -> SuiteResult:
     """The suite's runs, trained now or found in `place`."""
@@ -112,11 +75,7 @@ def trained(place: Path, name: str, kind: str, methods: list[str], rounds: int, 
         name=name, methods=methods, seeds=SEEDS, kind=kind, rounds=rounds, every=max(1, rounds // 10), pixels=PIXELS,
         slices='slices = "axial"' if kind == "prostate" else "", data=place / "data" / kind, cases=cases, rest=rest,
     )  # fmt: skip
-    path = place / f"{name}.toml"
-    path.write_text(text, encoding="utf-8")
-    result = run_suite(path, place / "runs", WORKERS, _Said())
-    assert result.failed == ()
-    return result
+    return finished(place, name, text)
 
 
 @pytest.fixture(scope="session")
@@ -129,10 +88,6 @@ def as_printed(place: Path) -> SuiteResult:
     """FedSM with the selector stepping on every batch, as Algorithm 1 is written; else as in the demo."""
     rest = f'{DEMO_PULL}\n"method.selector_training" = "paper"'
     return trained(place, "as-printed", "retina", ["fedsm"], ROUNDS, rest)
-
-
-def said(found: Paired) -> str:
-    return f"{found.difference:+.4f} (95 % interval {found.low:+.4f} to {found.high:+.4f}, {found.cases} cases)"
 
 
 def entrant(result: SuiteResult, name: str) -> Entrant:

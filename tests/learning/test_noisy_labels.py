@@ -176,3 +176,4 @@ def test_the_factor_matters_at_the_end_only() -> None:
     assert 0.01 * reverse_factor(299, 500) == pytest.approx(3.35e-6, rel=1e-2)
     assert 0.01 * reverse_factor(399, 500) == pytest.approx(1.83e-4, rel=1e-2)
     assert 0.01 * reverse_factor(499, 500) == pytest.approx(0.01)
+    assert 0.01 * reverse_factor(299, 500, growth=0.0) == 0.01  # "Fixed" of table S4

@@ -72,6 +72,28 @@ def test_what_a_method_fixes_is_neither_chosen_nor_varied(tmp_path: Path, federa
     assert (study.local.lr, study.plan.seed, study.name) == (0.3, 1, "toy-fedsm")
 
 
+def test_rows_may_be_written_out(tmp_path: Path, federation: Path) -> None:
+    """A method without any has one row; what a row says goes before what is fixed for its method."""
+    rest = """
+    [methods.fedsm]
+    "method.pull" = 0.9
+    [[row]]
+    name = "plain"
+    method = "fedsm"
+    [[row]]
+    name = "slow and pulled"
+    method = "fedsm"
+    "method.pull" = 0.5
+    "local.lr" = 0.001
+    """
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg", "fedsm"]', rest))
+    assert [row.name for row in rows(suite)] == ["FedAvg", "plain", "slow and pulled"]
+    plain, slow = (study_of(suite, Planned(row, {}, 0)) for row in rows(suite)[1:])
+    assert [study.tables()["method"]["pull"] for study in (plain, slow)] == [0.9, 0.5]
+    assert (plain.local.lr, slow.local.lr) == (0.01, 0.001)
+    assert Planned(rows(suite)[2], {}, 0).title == "slow and pulled, seed 0"
+
+
 def test_the_study_of_a_run(tmp_path: Path, federation: Path) -> None:
     suite = load_suite(write_suite(tmp_path, federation, HEAD, REST))
     study = study_of(suite, Planned(rows(suite)[1], {"local.lr": 0.5}, 7))

@@ -55,6 +55,17 @@ BAD_RESTS = [
     ('[choose]\n"method.pul" = [1]', "[choose] 'method.pul': no method here has key 'pul'; did you mean 'pull'?"),
     ('[grid]\n"study.seed" = [1, 2]', "[grid] 'study.seed' cannot be set here: seeds are in [suite] seeds."),
     ('[grid]\n"method.pull" = [0.5]\n[choose]\n"method.pull" = [0.7]', "'method.pull' is in both [grid] and [choose]"),
+    ('[row]\nname = "x"\nmethod = "fedsm"', "write [[row]], with two brackets"),
+    ('[[row]]\nmethod = "fedsm"', "[[row]] needs a `name` for the table and a `method`"),
+    ('[[row]]\nname = "x"\nmethod = "fedprox"', "[[row]] 'x': 'fedprox' is not in [suite] methods"),
+    ('[[row]]\nname = "x"\nmethod = "fedsm"\n"method.pul" = 1', "[row 'x'] 'method.pul': [method] has no key 'pul'"),
+    ('[[row]]\nname = "x"\nmethod = "fedsm"\n[[row]]\nname = "x"\nmethod = "fedavg"', "'x' is there twice"),
+    ('[[row]]\nname = "x"\nmethod = "fedsm"\n"study.leave_out" = ["a"]', "makes columns; write it in [grid]"),
+    ('[[row]]\nname = "x"\nmethod = "fedsm"\n[grid]\n"local.lr" = [1]', "has both [grid] and [[row]]"),
+    (
+        '[[row]]\nname = "x"\nmethod = "fedsm"\n"local.lr" = 1\n[choose]\n"local.lr" = [1, 2]',
+        "'local.lr' is in both [[row]] and [choose]",
+    ),
     ('[choose_where]\n"local.lr" = [1]', "write [[choose_where]], with two brackets"),
     ('[[choose_where]]\n"local.lr" = [1]', "[[choose_where]] needs `rows`"),
     (
@@ -69,6 +80,7 @@ BAD_RESTS = [
     ('[phantom]\nkind = "retin"\nto = "x"', "there is no such phantom; did you mean 'retina'?"),
     ('[phantom]\nkind = "retina"', "[phantom] to is required."),
     ('[phantom]\nkind = "retina"\nto = "x"', "the base names [data] federation and the suite draws one in [phantom]"),
+    ('[phantom]\nkind = "retina"\nto = "x"\ndivision = 2', "sites of the retina phantom annotate everything"),
     (
         '[phantom]\nkind = "retina"\nto = "x"\npartitions = ["practical"]',
         "[phantom] partitions: the retina phantom has sites of its own",

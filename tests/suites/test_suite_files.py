@@ -10,15 +10,22 @@ from pathlib import Path
 import pytest
 
 from consilium.data.phantoms import write_phantom
+from consilium.data.site_folder import read_federation
 from consilium.suites import load_suite
-from consilium.suites.planning import Planned, candidates, reference, rows, study_of, trials, without
+from consilium.suites.drawing import Drawing
+from consilium.suites.planning import Planned, candidates, folder_of, reference, rows, study_of, trials, without
+from consilium.suites.reading import Phantom
+from consilium.suites.running import outlook
 from tests.toy import write_toy
 
 STUDIES = Path(__file__).parents[2] / "studies"
 SUITES = sorted(STUDIES.glob("fedsm_table*.toml"))
+UFPS = sorted([*STUDIES.glob("ufps_table*.toml"), *STUDIES.glob("ufps_s[0-9]*.toml")])
+TEACHERS = STUDIES / "ufps_teachers_quick.toml"  # a question of ours, no table of the paper
 APPLE = sorted([*STUDIES.glob("apple_table*.toml"), STUDIES / "apple_small.toml"])
 APPLE_PAPER = tomllib.loads((STUDIES / "apple_paper.toml").read_text(encoding="utf-8"))
 PAPER = tomllib.loads((STUDIES / "fedsm_paper.toml").read_text(encoding="utf-8"))
+UFPS_PAPER = tomllib.loads((STUDIES / "ufps_paper.toml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
@@ -66,6 +73,105 @@ def test_an_apple_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest
     assert len(epochs) == 1, epochs
     names = list(dict.fromkeys(without(row, "data.federation").name for row in rows(suite)))
     assert len(names) == {"table1": 10, "small": 10, "table2": 10, "table3": 1}[path.stem.split("_")[1]]
+
+
+@pytest.fixture(scope="module")
+def abdomen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("abdomen") / "any"
+    write_phantom("abdomen", folder, 10, 24)
+    return folder
+
+
+@pytest.mark.parametrize("path", [*UFPS, TEACHERS], ids=lambda path: path.stem)
+def test_a_ufps_suite_is_sound(path: Path, abdomen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every study can be made, every run is listed, and no row repeats another."""
+    assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
+    suite = load_suite(path)
+    assert bool(suite.papers) == (path != TEACHERS) and (suite.phantom is not None) == path.stem.endswith("_quick")
+    assert reference(suite).method == "fedavg-pl"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    seeds = suite.heading.seeds
+    for place in [f"{suite.phantom.to}-s{seed}" for seed in seeds] if suite.phantom else ["data/abdomen"]:
+        Path(place).symlink_to(abdomen)
+    listed = outlook(path, tmp_path / "runs")
+    assert {prospect.state for prospect in listed} == {"to do"} and len(listed) == len(rows(suite)) * len(seeds)
+    assert len({prospect.folder for prospect in listed}) == len(listed)
+
+
+def test_the_two_forms_of_a_ufps_suite_have_the_same_rows() -> None:
+    """Start rounds are shares in the quick forms, and what is off there is on here: the paper has no guard."""
+    for quick in (path for path in UFPS if path.stem.endswith("_quick")):
+        one, two = load_suite(quick), load_suite(quick.with_stem(quick.stem.removesuffix("_quick")))
+        assert (list(one.kinds), one.papers) == (list(two.kinds), two.papers)
+        assert {row.name for row in rows(one)} == {row.name for row in rows(two)}
+
+
+def test_quick_settings_2_and_3_draw_their_own_division() -> None:
+    phantoms = {path.stem: load_suite(path).phantom for path in UFPS if path.stem.endswith("_quick")}
+    divisions = {stem: (phantom.division, phantom.to) for stem, phantom in phantoms.items() if phantom}
+    assert divisions["ufps_s10_quick"] == (2, "data/abdomen-quick-2")
+    assert divisions["ufps_s11_quick"] == (3, "data/abdomen-quick-3")
+    assert {place for stem, place in divisions.items() if stem[5:8] != "s10" and stem[5:8] != "s11"} == {
+        (0, "data/abdomen-quick")
+    }
+
+
+def test_a_division_is_drawn(tmp_path: Path) -> None:
+    drawing = Drawing(Phantom("abdomen", "x", cases=10, size=24, division=2), tmp_path / "x", 0, "")
+    drawing.draw()
+    assert drawing.there and drawing.facts["division"] == 2
+    assert read_federation(tmp_path / "x").sites["amos"].annotated == ("kidney", "pancreas")
+
+
+def test_ablations_share_their_runs_with_the_table_of_modules(
+    abdomen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the paper, whose tables S4 to S9 print rows of table 3 again; so quick suites train little twice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    Path("data/abdomen-quick-s0").symlink_to(abdomen)
+
+    def runs(stem: str) -> dict[str, str]:
+        suite = load_suite(STUDIES / f"{stem}.toml")
+        return {row.name: folder_of(study_of(suite, Planned(row, {}, 0)), tmp_path).name for row in rows(suite)}
+
+    modules = runs("ufps_table3_quick")
+    assert modules["PL + aRCE"] == runs("ufps_s4_quick")["increasing, 0.01"]
+    assert modules["PL + WS"] == runs("ufps_s5_quick")["tail shift (until 40 % of the rounds, threshold 0.7)"]
+    assert modules["PL + UA"] == runs("ufps_s6_quick")["decoder"]
+    assert modules["PL + GMT"] == runs("ufps_s7_quick")["intersection, with our guard"]
+    assert modules["PL + sUSAM"] == runs("ufps_s8_quick")["(9) sUSAM"]
+    assert runs("ufps_s8_quick")["(5) USAM"] == runs("ufps_s9_quick")["ρ 0.7, from 60 % of the rounds"]
+    assert modules["UFPS: PL + aRCE + WS + UA + GMT + sUSAM"] == runs("ufps_table2_quick")["UFPS"]
+
+
+def test_the_papers_means_of_ufps_are_those_of_its_clients_and_organs() -> None:
+    """A digit copied wrongly would show; one figure of DOD* is printed wrongly in the paper itself."""
+    for table, facts in UFPS_PAPER.items():
+        for name, values in facts["rows"].items():
+            if len(values) > 4 and "" not in values and name != "DOD*":
+                assert statistics.fmean(values[:4]) == pytest.approx(values[4], abs=0.012), (table, name)
+    organs = [UFPS_PAPER[f"s2_{organ}"]["rows"] for organ in ("kidney", "liver", "spleen", "pancreas")]
+    for name in ("FedAvg*", "FedASAM*", "UFPS (ours)"):
+        mean = [statistics.fmean(values) for values in zip(*(rows[name] for rows in organs), strict=True)]
+        assert mean == pytest.approx(UFPS_PAPER["table2"]["rows"][name][:4], abs=0.015), name
+
+
+@pytest.mark.parametrize(
+    ("again", "modules"),
+    [
+        (("s4", "Increasing, 0.01"), "PL + aRCE"),
+        (("s5", "TS, until 200, 0.7"), "PL + WS"),
+        (("s6", "Decoder"), "PL + UA"),
+        (("s7", "Pretrained"), "PL"),
+        (("s7", "Intersection"), "PL + GMT"),
+        (("s8", "(9) sUSAM"), "PL + sUSAM"),
+    ],
+)
+def test_the_papers_ablations_print_rows_of_its_table_3_again(again: tuple[str, str], modules: str) -> None:
+    table, name = again
+    assert UFPS_PAPER[table]["rows"][name][:4] == pytest.approx(UFPS_PAPER["table3"]["rows"][modules][:4], abs=0.011)
 
 
 def test_the_papers_budget_of_eleven_is_no_budget() -> None:
