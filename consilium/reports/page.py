@@ -208,9 +208,10 @@ def _odd(runs: Sequence[RunView]) -> list[tuple[str, str, str, str, str]]:
             if event.get("event") != "refused" and verdict.get("verdict") != "odd":
                 continue
             what = "refused" if event["event"] == "refused" else "odd, but merged"
-            where = str(event["round"]) if event["phase"] == "train" else f"{event['phase']} {event['round']}"
-            said = str(event.get("why") or verdict["why"])
-            found.setdefault((run.name, str(event["site"]), what), []).append((where, said))
+            phase = event.get("phase", "train")
+            where = f"{event['round']}" if phase == "train" else f"{phase} {event['round']}"
+            said = str(event.get("why") or verdict.get("why", ""))
+            found.setdefault((run.name, str(event.get("site", "")), what), []).append((where, said))
     return [(*key, ", ".join(where for where, _ in seen), seen[0][1]) for key, seen in sorted(found.items())]
 
 
