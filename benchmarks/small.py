@@ -36,7 +36,7 @@ def write_small(folder: Path) -> Path:
 
 def small_study(data: Path, method: str, sites: int, rounds: int, widths: Sequence[int] = WIDTHS) -> Study:
     return make_study({
-        "study": {"rounds": rounds, "score_every": rounds, "sites": list(SITES[:sites])},
+        "study": {"rounds": rounds, "score_every": rounds, "sites": list(SITES[:sites]), "firewall": "off"},
         "data": {"federation": str(data)},
         "task": {"widths": list(widths), "residual_units": 2},
         "method": {"name": method},

@@ -63,7 +63,7 @@ class Trace:
     shifts: tuple[float, ...]
     likenesses: tuple[float, ...]  # the largest cosine with any update before
     sketches: Tensor  # (updates, WIDTH)
-    digests: tuple[str, ...]
+    seals: tuple[str, ...]
 
 
 @message
@@ -154,7 +154,7 @@ class _View:
             (*past.shifts, update.shift),
             (*past.likenesses, *([self._like(site)] if before else [])),
             torch.cat([past.sketches, update.sketch[None]]),
-            (*past.digests, update.digest),
+            (*past.seals, update.seal),
         )
 
     # ------------------------------------------------------------------------------------ against its own past
@@ -193,7 +193,7 @@ class _View:
     def _repeated(self, site: SiteName) -> bool:
         """The very values, or the very change on top of another model, up to rounding."""
         update, past = self.now[site], self.past[site]
-        if update.digest in past.digests:
+        if update.seal in past.seals:
             return True
         within = max(SAME * update.length, update.blur)
         if not len(past.sketches) or within > 0.01 * update.length:  # too short to tell from rounding

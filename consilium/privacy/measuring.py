@@ -8,7 +8,7 @@ rounds without keeping anyone's model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,7 +32,7 @@ class Update:
     length: float  # Euclidean
     shift: float  # the constant's share of the length, from 0 to 1
     sketch: Tensor  # (WIDTH,) float32
-    digest: str  # of the part as it was sent
+    seal: str  # the same for parts that were sent the same: their squared length, to the last bit
     blur: float  # what rounding to float32 can do to the length
     start: str = ""  # the digest of where the site began; empty: the part is itself a change
 
@@ -48,30 +48,51 @@ def updates_of(uplink: Any, start: Mapping[str, Weights]) -> dict[str, Update]:
 def _update(part: Weights, start: Weights | None) -> Update:
     squares, total, size, count = 0.0, 0.0, 0.0, 0
     sketch = torch.zeros(WIDTH, dtype=torch.float64)
+    for number, (sent, moved) in enumerate(_pieces(part, start)):
+        squares += moved.dot(moved).item()
+        size += sent.dot(sent).item()
+        total += moved.sum().item()
+        sketch += _summed(moved, number)
+        count += len(sent)
+    length = math.sqrt(squares)
+    shift = abs(total) / (math.sqrt(count) * length) if length else 0.0
+    began = start.digest if start is not None else ""
+    return Update(length, min(1.0, shift), sketch.float(), size.hex(), math.sqrt(size) * 2.0**-23, began)
+
+
+def _pieces(part: Weights, start: Weights | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """What was sent and how it moved, in rows of at most `PIECE` values: small tensors are taken together."""
+    rows: list[tuple[Tensor, Tensor | None]] = []
+    held = 0
     for name, tensor in part.items():
         if not (tensor.is_floating_point() or tensor.dtype == torch.bool):
             continue  # counters, which nobody averages
         after = tensor.reshape(-1)
         before = start[name].reshape(-1) if start is not None and name in start else None
         for first in range(0, len(after), PIECE):
-            sent = after[first : first + PIECE].double()
-            moved = sent if before is None else sent - before[first : first + PIECE].double()
-            squares += (moved * moved).sum().item()
-            size += (sent * sent).sum().item()
-            total += moved.sum().item()
-            sketch += _summed(moved, name, first)
-        count += len(after)
-    length = math.sqrt(squares)
-    shift = abs(total) / (math.sqrt(count) * length) if length else 0.0
-    began = start.digest if start is not None else ""
-    return Update(length, min(1.0, shift), sketch.float(), part.digest, math.sqrt(size) * 2.0**-23, began)
+            place = slice(first, first + PIECE)
+            if held + len(after[place]) > PIECE:
+                yield _joined(rows)
+                rows, held = [], 0
+            rows.append((after[place], None if before is None else before[place]))
+            held += len(after[place])
+    if rows:
+        yield _joined(rows)
 
 
-def _summed(piece: Tensor, name: str, first: int) -> Tensor:
+def _joined(rows: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
+    sent = torch.cat([after for after, _ in rows]).double()
+    if all(before is None for _, before in rows):
+        return sent, sent
+    start = torch.cat([torch.zeros_like(after) if before is None else before for after, before in rows])
+    return sent, sent - start.double()
+
+
+def _summed(piece: Tensor, number: int) -> Tensor:
     """A piece's share of the sketch; where its sums begin depends on its place, so that no two pieces add alike."""
     signed = piece * _signs()[: len(piece)]
     rows = torch.nn.functional.pad(signed, (0, -len(piece) % WIDTH)).view(-1, WIDTH)
-    return rows.sum(0).roll(derive(0, "sketch", name, first) % WIDTH)
+    return rows.sum(0).roll(derive(0, "sketch", number) % WIDTH)
 
 
 @lru_cache(maxsize=1)
