@@ -423,7 +423,7 @@ def _ablation(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
 def _pseudo_labels(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     for run in [run for run in runs.opened if pseudo_labels.teaches(run)] or runs.opened[:1]:
         pseudo_labels.checked(run)
-        sites = [options.site] if options.site else run.members
+        sites = pseudo_labels.taught_sites(run, options.site)
         say(f"pseudo labels of {run.name}")
         found = pseudo_labels.qualities(run, run.server, sites)
         if not found:
@@ -461,7 +461,7 @@ def _pseudo_labels(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
 
 def _agreement(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     for run in [run for run in runs.opened if pseudo_labels.teaches(run)] or runs.opened[:1]:
-        found = agreement.examples(run, [options.site] if options.site else run.members)
+        found = agreement.examples(run, pseudo_labels.taught_sites(run, options.site))
         words = ", ".join(f"{one.shown.site} {one.words}" for one in found)
         yield Finding(
             "agreement",

@@ -19,7 +19,7 @@ from consilium.analysis.opening import OpenRun
 from consilium.analysis.sharp_figures import site_panels
 from consilium.data.cache import open_site
 from consilium.data.cases import Cases
-from consilium.errors import RunError
+from consilium.errors import RunError, StudyError
 from consilium.learning.main_teacher import refined
 from consilium.learning.pseudo_labels import opinions, said, with_truth
 from consilium.method import timeline
@@ -72,6 +72,13 @@ def checked(run: OpenRun) -> PseudoLabelled:
     if not isinstance(method, PseudoLabelled):
         raise RunError(f"{run.path} has no pseudo labels: give a run of ufps, fedavg-pl or another with teachers.")
     return method
+
+
+def taught_sites(run: OpenRun, site: SiteName | None) -> list[SiteName]:
+    """The site asked for, or all that train."""
+    if site is not None and site not in run.roster:
+        raise StudyError(f"there is no site '{site}' that is taught; there are {', '.join(run.members)}.")
+    return run.members if site is None else [site]
 
 
 def labelled(run: OpenRun, name: SiteName, server: Any) -> Iterator[Labelled]:
