@@ -204,6 +204,11 @@ class RunFolder:
         history = self._store.get(facts["firewall"], History) if "firewall" in facts else EMPTY
         return State(server, facts["round"] + 1, facts.get("merged", {}), history)
 
+    def states(self, method: Method) -> Iterator[tuple[int, Any]]:
+        """The server after every round whose state was kept, with the round's index."""
+        for index in self._rounds():
+            yield index, self._read(read_json(self._state_path(index))["server"], method)
+
     def best(self, method: Method) -> Best | None:
         path = self._states / "best.json"
         if not path.exists():

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from consilium.analysis import (
+    ablation,
+    agreement,
     features,
     figures,
     gallery,
     hessian,
+    label_curves,
     loss_surface,
     overlays,
     progress,
+    pseudo_labels,
     relation_figures,
     relationships,
     schedules,
@@ -29,6 +33,8 @@ from consilium.fields import nearest
 from consilium.method import timeline
 from consilium.methods.ufps import UFPS
 from consilium.reports.figures import relation_map, to_bytes
+from consilium.reports.grouping import groups
+from consilium.reports.reading import RunView
 from consilium.reports.tables import called
 from consilium.store import write_json
 from consilium.study import load_study
@@ -373,6 +379,113 @@ def _schedules(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
         )
 
 
+def _labels(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs in one figure."""
+    first = runs.views[0]
+    labels, about = label_curves.labels_of(first), first.headline
+    found = {runs.names[view.folder]: label_curves.curves_of(view) for view in runs.views}
+    if len(labels) < 2 or about is None:
+        raise RunError(f"{first.folder} has one label only; its rounds are what --what progress shows.")
+    if not all(found.values()):
+        raise RunError("these runs have no scores by round; set study.score_every below study.rounds.")
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{label} {curve.site_mean[-1]:.3f}" for label, curve in last.items() if curve.rounds)
+        for name, by in found.items()
+        for last in [list(by.values())[-1]]
+    )
+    yield Finding(
+        "labels",
+        "Label by label, round by round",
+        f"{called(about.metric)} in the last round, mean over the sites whose masks show the label. {words}",
+        {"runs": {name: label_curves.to_json(by) for name, by in found.items()}},
+        {"labels": label_curves.draw(found, labels, called(about.metric))},
+    )
+
+
+def _ablation(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs in one figure; those that differ only in their seed are one row."""
+    found = ablation.standings(runs.views)
+    about = runs.views[0].headline
+    what = called(about.metric) if about else ""
+    drawn = {"ablation": ablation.bars(found, what)}
+    if values := ablation.axes_of(found):
+        drawn["radar"] = ablation.radar(values, what)
+    words = ", ".join(f"{name} {one.mean.text(3)}" for name, one in found.items())
+    yield Finding(
+        "ablation",
+        "Row by row",
+        f"Test {what} at the round best on validation, mean over sites: {words}",
+        {"rows": {name: one.to_json() for name, one in found.items()}},
+        drawn,
+    )
+
+
+def _pseudo_labels(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    for run in [run for run in runs.opened if pseudo_labels.teaches(run)] or runs.opened[:1]:
+        pseudo_labels.checked(run)
+        sites = pseudo_labels.taught_sites(run, options.site)
+        say(f"pseudo labels of {run.name}")
+        found = pseudo_labels.qualities(run, run.server, sites)
+        if not found:
+            raise RunError(
+                f"{run.name}: the masks of these sites' training cases show only what the sites annotate, so nobody "
+                "knows how good the other labels are."
+            )
+        kept = list(pseudo_labels.by_round(run, sites))
+        drawn = {"pseudo-labels": pseudo_labels.bars(found)}
+        if len(kept) > 1:
+            drawn["pseudo-labels-rounds"] = pseudo_labels.curves(kept, run.study.task.labels)
+        worst = min(
+            (one.dice, label, site)
+            for site, organs in found.items()
+            for label, by in organs.items()
+            for one in [by[pseudo_labels.TEACHERS]]
+            if one.dice is not None
+        )
+        yield Finding(
+            "pseudo-labels",
+            "How good the labels are that sites are taught with",
+            f"Dice against the hidden masks of the training cases, by the run's best state; the teachers' worst is "
+            f"{worst[1]} at {worst[2]}, {worst[0]:.3f}",
+            {
+                "sites": pseudo_labels.to_json(found),
+                "rounds": {
+                    str(one.round): {"taught": one.teaches, "sites": pseudo_labels.to_json(one.found)} for one in kept
+                },
+            },
+            drawn,
+            pseudo_labels.to_markdown(found),
+            run.path,
+        )
+
+
+def _agreement(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    for run in [run for run in runs.opened if pseudo_labels.teaches(run)] or runs.opened[:1]:
+        found = agreement.examples(run, pseudo_labels.taught_sites(run, options.site))
+        words = ", ".join(f"{one.shown.site} {one.words}" for one in found)
+        yield Finding(
+            "agreement",
+            "Where the teachers and the global model agree",
+            f"The first training case of every site; the share of the global model's foreground that the teachers "
+            f"share: {words}",
+            {
+                "sites": {
+                    one.shown.site: {"case": one.shown.case, "share": one.share, "organs": dict(one.organs)}
+                    for one in found
+                }
+            },
+            {"agreement": overlays.slices([one.shown for one in found], run.study.task.labels)},
+            agreement.to_markdown(found),
+            run.path,
+        )
+
+
+def _has_label_curves(view: RunView) -> bool:
+    """Several labels, and more than one round of scores."""
+    labels = label_curves.labels_of(view)
+    return len(labels) > 1 and len(view.label_curve(labels[0], "test").rounds) > 1
+
+
 def _segments(runs: Runs) -> bool:
     return isinstance(runs.opened[0].study.task, Segmentation)
 
@@ -399,4 +512,8 @@ ANALYSES: dict[str, Analysis] = {
     "hessian": Analysis(_hessian, lambda runs: False),
     "steepness": Analysis(_steepness, lambda runs: False),
     "similarity": Analysis(_similarity, lambda runs: False),
+    "labels": Analysis(_labels, lambda runs: all(map(_has_label_curves, runs.views))),
+    "ablation": Analysis(_ablation, lambda runs: len(groups(runs.views)) > 1),
+    "pseudo-labels": Analysis(_pseudo_labels, lambda runs: False),
+    "agreement": Analysis(_agreement, lambda runs: False),
 }

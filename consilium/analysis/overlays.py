@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Shown:
     truth: Masks
     known: tuple[str, ...]  # labels the truth shows
     predictions: Mapping[str, Masks]  # by run
+    notes: Mapping[str, str] = field(default_factory=dict)  # what stands under a prediction
 
     @property
     def volume(self) -> bool:
@@ -112,6 +113,7 @@ def _grid(found: Sequence[Shown], labels: Sequence[str], draw: Any) -> Figure:
                 axes.spines[:].set_visible(False)
                 if mask is not None or name == "image":
                     draw(axes, one, mask)
+                axes.set_xlabel(one.notes.get(name, ""), fontsize=8)
                 if one is found[0]:
                     axes.set_title(name, fontsize=8.5)
             row[0].set_ylabel(f"{one.site}\n{one.case}", fontsize=8)

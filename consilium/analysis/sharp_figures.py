@@ -54,7 +54,7 @@ def spectra(found: Mapping[str, Mapping[str, Curvature]]) -> Figure:
 
     names = list(dict.fromkeys(name for by in found.values() for name in by))
     tint = model_tints(names)
-    with _panels(found, 2.6) as (figure, panels):
+    with site_panels(found, 2.6) as (figure, panels):
         for axes, (site, by) in zip(panels, found.items(), strict=True):
             for name, one in by.items():
                 grid, density = one.density()
@@ -70,7 +70,7 @@ def spectra(found: Mapping[str, Mapping[str, Curvature]]) -> Figure:
 def steep(found: Mapping[str, Mapping[str, Steepness]]) -> Figure:
     """A panel per site: how the relative difference is distributed; right of zero is steep."""
     tint = model_tints(list(dict.fromkeys(name for by in found.values() for name in by)))
-    with _panels(found, 2.4) as (figure, panels):
+    with site_panels(found, 2.4) as (figure, panels):
         for axes, (site, by) in zip(panels, found.items(), strict=True):
             for name, one in by.items():
                 shares = np.array(one.counts) / max(1, sum(one.counts))
@@ -100,7 +100,7 @@ def similarity(found: Similarities, beside: str) -> Figure:
 
 
 @contextmanager
-def _panels(found: Mapping[str, object], height: float) -> Iterator[tuple[Figure, list[Axes]]]:
+def site_panels(found: Mapping[str, object], height: float) -> Iterator[tuple[Figure, list[Axes]]]:
     """A sheet with one panel per site, at most four in a row."""
     columns = min(4, len(found))
     rows = math.ceil(len(found) / columns)

@@ -9,7 +9,7 @@ import typer
 
 NAMES = (
     "gallery, loss-surface, features, gamma, lambda, progress, relationships, overlays, schedules, landscape, hessian, "
-    "steepness, similarity"
+    "steepness, similarity, labels, ablation, pseudo-labels, agreement"
 )
 
 

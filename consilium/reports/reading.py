@@ -7,7 +7,7 @@ import math
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -129,16 +129,20 @@ class RunView:
         """Of test cases: to look at, not to choose by."""
         return self._curve("test")
 
-    def _curve(self, split: str) -> Curve:
+    def label_curve(self, label: str, split: str) -> Curve:
+        """Of one label; the site mean is over the sites whose truth shows it."""
+        return self._curve(split, label)
+
+    def _curve(self, split: str, label: str | None = None) -> Curve:
         about = self.headline
         if about is None:
             return Curve((), (), {})
         rounds: dict[int, list[Row]] = defaultdict(list)
         for row in self.rows:
             about_it = (row.model, row.metric, row.split) == (about.model, about.metric, split)
-            if about_it and row.phase not in _CHOSEN_ROUNDS:
+            if about_it and row.phase not in _CHOSEN_ROUNDS and label in (None, row.label):
                 rounds[row.round].append(row)
-        return _curve(rounds, about, split)
+        return _curve(rounds, about if label is None else replace(about, label=label), split)
 
 
 def read_run(folder: Path) -> RunView:

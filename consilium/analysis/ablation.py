@@ -1,0 +1,112 @@
+"""Runs against each other, as bars and as a radar: figures 7 and 8 of UFPS, from the summaries alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from consilium.analysis.figures import model_tints
+from consilium.errors import RunError
+from consilium.reports.figures import RULE, bare, sheet
+from consilium.reports.reading import RunView
+from consilium.reports.tables import SITE_MEAN, Cell, Column, cells, compare
+from consilium.scores import MEAN
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one method, or one row of an ablation, stands on test cases at its best round."""
+
+    mean: Cell  # over sites; ± over seeds
+    labels: Mapping[str, Cell]  # mean over sites
+    sites: Mapping[str, Cell]  # mean over labels
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "site_mean": asdict(self.mean),
+            "labels": {label: asdict(cell) for label, cell in self.labels.items()},
+            "sites": {site: asdict(cell) for site, cell in self.sites.items()},
+        }
+
+
+def standings(runs: Sequence[RunView]) -> dict[str, Standing]:
+    """By the name of the method and what sets it apart; seeds are put together."""
+    comparison = compare(runs)
+    found = {}
+    for group in comparison.groups:
+        about = group.runs[0].headline
+        assert about is not None  # finished runs have one
+        by_label = {
+            label: cells(run.entry(about.model, comparison.metric, label) for run in group.runs)
+            for label in dict.fromkeys((*_labels(group.runs[0], comparison.metric), comparison.label))
+        }
+        means = {label: by[SITE_MEAN] for label, by in by_label.items() if SITE_MEAN in by}
+        if comparison.label in means:
+            sites = {c.site: cell for c, cell in by_label[comparison.label].items() if c == Column("site", c.site)}
+            organs = {label: cell for label, cell in means.items() if label not in ("", MEAN)}
+            found[group.name] = Standing(means[comparison.label], organs, sites)
+    if len(found) < 2:
+        raise RunError("bars compare methods or rows of an ablation; give at least two that are scored on test cases.")
+    return found
+
+
+def _labels(run: RunView, metric: str) -> list[str]:
+    """In the task's order, which a summary has lost."""
+    return list(dict.fromkeys(row.label for row in run.best_rows if row.metric == metric))
+
+
+def axes_of(found: Mapping[str, Standing]) -> dict[str, dict[str, float]]:
+    """Name → axis → value of the radar: the labels all of them have, else the sites; {} if neither are three."""
+    for kind in ("labels", "sites"):
+        each = [getattr(one, kind) for one in found.values()]
+        common = [axis for axis in each[0] if all(axis in other for other in each)]
+        if len(common) >= 3:
+            return {name: {axis: getattr(one, kind)[axis].value for axis in common} for name, one in found.items()}
+    return {}
+
+
+def bars(found: Mapping[str, Standing], what: str) -> Figure:
+    """The mean over sites of every row, from just below the least, with ± over seeds."""
+    tint = model_tints(list(found))
+    values = [one.mean.value for one in found.values()]
+    room = max(0.02, max(values) - min(values))
+    with sheet(height=0.8 + 0.34 * len(found)) as figure:
+        axes = figure.subplots()
+        for i, (name, one) in enumerate(found.items()):
+            axes.barh(i, one.mean.value, height=0.62, color=tint[name], xerr=one.mean.sd, ecolor=RULE, capsize=3)
+            axes.annotate(
+                one.mean.text(3), (1, i), xycoords=("axes fraction", "data"), xytext=(6, 0),
+                textcoords="offset points", va="center", color=tint[name], fontweight="bold",
+            )  # fmt: skip
+        axes.set_yticks(range(len(found)), list(found))
+        axes.set(xlabel=f"test {what}, mean over sites (the axis does not begin at 0)")
+        axes.set_xlim(min(values) - 0.4 * room, max(values) + 0.1 * room)
+        axes.grid(axis="x")
+        bare(axes)
+        return figure
+
+
+def radar(values: Mapping[str, Mapping[str, float]], what: str) -> Figure:
+    """An axis per label or site, a closed line per row; the middle is just below the least of all."""
+    tint = model_tints(list(values))
+    names = list(next(iter(values.values())))
+    angles = [2 * math.pi * k / len(names) for k in range(len(names))]
+    every = [value for by in values.values() for value in by.values()]
+    room = max(0.02, max(every) - min(every))
+    with sheet(height=4.6, width=6.4) as figure:
+        axes = figure.subplots(subplot_kw={"projection": "polar"})
+        for name, by in values.items():
+            line = [by[axis] for axis in names]
+            axes.plot([*angles, angles[0]], [*line, line[0]], color=tint[name], linewidth=1.5, label=name)
+        axes.set_xticks(angles, names)
+        axes.set_ylim(min(every) - 0.3 * room, max(every) + 0.05 * room)
+        axes.tick_params(axis="y", labelsize=7)
+        axes.set_title(f"test {what}")
+        axes.grid(color=RULE)
+        figure.legend(loc="outside right upper", frameon=False)
+        return figure
