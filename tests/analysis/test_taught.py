@@ -179,7 +179,7 @@ def test_standings_put_seeds_together(made: Mapping[str, Path]) -> None:
     assert found["FedAvg*"].mean.sd == pytest.approx(abs(means[1] - means[2]) / math.sqrt(2))
     assert list(found["UFPS"].labels) == ["round", "square"]
     axes = ablation.axes_of(found)  # two labels are no figure: the sites are its axes
-    assert {name: list(by) for name, by in axes.items()} == dict.fromkeys(found, ["ada", "bea", "cid"])
+    assert {name: list(by) for name, by in axes.items()} == {name: ["ada", "bea", "cid"] for name in found}
     bars = ablation.bars(found, "Dice").axes[0]
     assert [patch.get_width() for patch in bars.patches] == [one.mean.value for one in found.values()]
     line = ablation.radar(axes, "Dice").axes[0].lines[0]
