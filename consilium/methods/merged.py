@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from consilium.errors import StudyError
+from consilium.learning.pseudo_labels import Opinion, merged_chances
 from consilium.site import Answer, Choice, Predictor, Task
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import SiteName, Weights
 
-NEVER = -1e4  # the logit of an organ nobody knows
+SMALLEST = 1e-30  # of a probability whose logarithm is taken
 
 
 def merged_logits(outputs: Sequence[tuple[Sequence[str], Tensor]], labels: Sequence[str]) -> Tensor:
     """Logits (batch, 1 + labels, *spatial) from models with (1 + their labels) channels.
 
-    An organ's from the models that know it (their mean), background from all of them (mean).
+    They are the logarithms of `merged_chances`: background is what every model calls background, or an organ that only
+    one of them knows would be outvoted by those who do not.
     """
-    background = torch.stack([output[:, 0] for _, output in outputs]).mean(0)
-    channels = [background]
-    for label in labels:
-        voices = [output[:, 1 + list(known).index(label)] for known, output in outputs if label in known]
-        channels.append(torch.stack(voices).mean(0) if voices else torch.full_like(background, NEVER))
-    return torch.stack(channels, dim=1)
+    given = [Opinion(tuple(known), output.float().softmax(1)) for known, output in outputs]
+    return merged_chances(given, labels).clamp_min(SMALLEST).log()
 
 
 class MergedModel(Predictor):

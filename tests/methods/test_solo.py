@@ -11,7 +11,7 @@ import torch
 from consilium import tree
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.method import Best, Valid
-from consilium.methods.merged import NEVER, check_exclusive, merged_logits
+from consilium.methods.merged import check_exclusive, merged_logits
 from consilium.methods.solo import Solo
 from consilium.networks.cnn import CNN
 from consilium.networks.unet import UNet
@@ -25,11 +25,20 @@ from tests.toy import toy_study
 
 
 def test_merged_logits_by_hand() -> None:
-    """Two models know the liver: their mean. Background is the mean of all three; nobody knows the pancreas."""
-    one, two, three = (torch.tensor([channels]) for channels in ([[1.0], [5.0]], [[2.0], [3.0], [4.0]], [[6.0], [8.0]]))
+    """Two models know the liver: their mean. Background needs all three to say so; nobody knows the pancreas."""
+    chances = [[[0.25], [0.75]], [[0.5], [0.25], [0.25]], [[0.8], [0.2]]]
+    one, two, three = (torch.tensor([channels]).log() for channels in chances)
     outputs = [(("liver",), one), (("liver", "spleen"), two), (("kidney",), three)]
-    merged = merged_logits(outputs, ("kidney", "liver", "spleen", "pancreas"))
-    assert merged[0, :, 0].tolist() == [3.0, 8.0, 4.0, 4.0, NEVER]
+    merged = merged_logits(outputs, ("kidney", "liver", "spleen", "pancreas"))[0, :, 0].softmax(0)
+    parts = torch.tensor([0.25 * 0.5 * 0.8, 0.2, (0.75 + 0.25) / 2, 0.25, 0.0])
+    assert torch.allclose(merged, parts / parts.sum(), atol=1e-6)
+
+
+def test_an_organ_is_found_though_only_one_model_knows_it() -> None:
+    """The others call it background, as they call everything they do not know."""
+    sure, unaware = torch.tensor([[[-1.0], [1.0]]]), torch.tensor([[[8.0], [-8.0]]])
+    outputs = [(("kidney",), sure), (("liver",), unaware), (("spleen",), unaware)]
+    assert merged_logits(outputs, ("kidney", "liver", "spleen"))[0, :, 0].argmax() == 1
 
 
 def test_all_organs_are_scored_at_every_site(organs: Path, tmp_path: Path) -> None:
