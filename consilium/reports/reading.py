@@ -17,7 +17,7 @@ from consilium.scores import MEAN, Entry, Row, read_rows, summarise, with_label_
 
 Kind = Literal["bound", "local", "federated"]
 
-_LOCAL = ("local", "separate", "solo")
+_LOCAL = ("local", "separate")
 _BOUND = ("pooled", "centralized")
 # what an unfinished run is probably about: the first of these it has scores of
 _MODELS = ("super", "ensemble", "personal", "global", "pooled", "local", "solo", "teacher")

@@ -164,7 +164,7 @@ def gap(one: ByCase, other: ByCase) -> Paired:
 
 def test_partial_labels_fail_by_far_and_full_labels_are_above_all(bounds: SuiteResult, tell: Tell) -> None:
     """Merged into background < own foreground only < SOLO < centralized, each by 0.05 or more."""
-    order = ["merged into background", "own foreground only", "SOLO (own site)", "Pooled (bound)"]
+    order = ["merged into background", "own foreground only", "SOLO", "Pooled (bound)"]
     levels = {name: best(bounds, name) for name in order}
     tell(f"test Dice, site mean: {', '.join(f'{name} {level(found):.4f}' for name, found in levels.items())}")
     gaps = []
@@ -175,7 +175,7 @@ def test_partial_labels_fail_by_far_and_full_labels_are_above_all(bounds: SuiteR
 
 
 def test_pseudo_labels_reach_the_teachers_and_pass_them(bounds: SuiteResult, long: SuiteResult, tell: Tell) -> None:
-    solo = best(bounds, "SOLO (own site)")
+    solo = best(bounds, "SOLO")
     soon, late = (gap(in_round(long, "FedAvg*", number)["mean"], solo) for number in (SHORT, LONG))
     tell(f"FedAvg* in round {SHORT} − SOLO, test Dice, site mean: {said(soon)}")
     tell(f"FedAvg* in round {LONG} − SOLO: {said(late)}")
