@@ -194,7 +194,7 @@ def test_phantoms_are_drawn_once_and_not_mistaken_for_others(
 ) -> None:
     drawn: list[tuple[str, int]] = []
 
-    def draw(kind: str, folder: Path, cases: int | None, size: int | None, seed: int) -> None:
+    def draw(kind: str, folder: Path, cases: int | None, size: int | None, seed: int, division: int | None) -> None:
         drawn.append((folder.name, seed))
         write_toy(folder)
 
