@@ -66,9 +66,7 @@ def axes_of(found: Mapping[str, Standing]) -> dict[str, dict[str, float]]:
         each = [getattr(one, kind) for one in found.values()]
         common = [axis for axis in each[0] if all(axis in other for other in each)]
         if len(common) >= 3:
-            return {
-                name: {axis: getattr(one, kind)[axis].value for axis in common} for name, one in found.items()
-            }
+            return {name: {axis: getattr(one, kind)[axis].value for axis in common} for name, one in found.items()}
     return {}
 
 

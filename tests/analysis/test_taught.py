@@ -134,9 +134,10 @@ def test_the_intersection_percentage_by_hand() -> None:
 
 
 def test_agreement_of_a_run(made: Mapping[str, Path], tmp_path: Path) -> None:
-    files = analyse([made["ufps"]], ["agreement"], tmp_path)
-    assert {path.name for path in files} == {f"agreement.{kind}" for kind in ("svg", "png", "md", "json")}
-    facts = facts_of(tmp_path, "agreement")
+    files = analyse([made["ufps"], made["pl"]], ["agreement"], tmp_path)  # FedAvg* has no main teacher: none of it
+    name = f"agreement-{made['ufps'].name}"
+    assert {path.name for path in files} == {f"{name}.{kind}" for kind in ("svg", "png", "md", "json")}
+    facts = facts_of(tmp_path, name)
     assert {site: one["case"] for site, one in facts["sites"].items()} == {"ada": "ada0", "bea": "bea0", "cid": "cid0"}
     assert all(set(one["organs"]) == {"round", "square"} for one in facts["sites"].values())
     with pytest.raises(RunError, match="no global main teacher"):
@@ -179,7 +180,7 @@ def test_standings_put_seeds_together(made: Mapping[str, Path]) -> None:
     assert found["FedAvg*"].mean.sd == pytest.approx(abs(means[1] - means[2]) / math.sqrt(2))
     assert list(found["UFPS"].labels) == ["round", "square"]
     axes = ablation.axes_of(found)  # two labels are no figure: the sites are its axes
-    assert {name: list(by) for name, by in axes.items()} == dict.fromkeys(found, ["ada", "bea", "cid"])
+    assert {name: list(by) for name, by in axes.items()} == {name: ["ada", "bea", "cid"] for name in found}
     bars = ablation.bars(found, "Dice").axes[0]
     assert [patch.get_width() for patch in bars.patches] == [one.mean.value for one in found.values()]
     line = ablation.radar(axes, "Dice").axes[0].lines[0]
