@@ -159,6 +159,7 @@ def test_label_curves_are_the_means_of_the_scores(made: Mapping[str, Path]) -> N
     assert list(found["valid"]["square"].sites) == ["bea", "cid"]  # those that annotate it
     drawn = label_curves.draw({"one": found, "two": found}, ["round", "square"], "Dice")
     assert [len(axes.lines) for axes in drawn.axes] == [2, 2, 2, 2]
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["round", "square", "", ""]
     assert list(drawn.axes[3].lines[0].get_ydata()) == list(curve.site_mean)
 
 
@@ -183,6 +184,8 @@ def test_standings_put_seeds_together(made: Mapping[str, Path]) -> None:
     assert {name: list(by) for name, by in axes.items()} == {name: ["ada", "bea", "cid"] for name in found}
     bars = ablation.bars(found, "Dice").axes[0]
     assert [patch.get_width() for patch in bars.patches] == [one.mean.value for one in found.values()]
+    low, high = bars.get_xlim()
+    assert low < min(means) and max(means) < high and high - low >= ablation.LEAST_ROOM  # ± seeds is in view
     line = ablation.radar(axes, "Dice").axes[0].lines[0]
     values = list(next(iter(axes.values())).values())
     assert list(line.get_ydata()) == [*values, values[0]]  # closed
