@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from consilium.analysis.figures import model_tints
 from consilium.errors import RunError
-from consilium.reports.figures import RULE, bare, sheet
+from consilium.reports.figures import INK, RULE, bare, sheet
 from consilium.reports.reading import RunView
 from consilium.reports.tables import SITE_MEAN, Cell, Column, cells, compare
 from consilium.scores import MEAN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LEAST_ROOM = 0.05  # what an axis spans at least: smaller differences are to look small
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,19 @@ def axes_of(found: Mapping[str, Standing]) -> dict[str, dict[str, float]]:
 def bars(found: Mapping[str, Standing], what: str) -> Figure:
     """The mean over sites of every row, from just below the least, with ± over seeds."""
     tint = model_tints(list(found))
-    values = [one.mean.value for one in found.values()]
-    room = max(0.02, max(values) - min(values))
+    ends = [one.mean.value + sign * (one.mean.sd or 0.0) for one in found.values() for sign in (-1, 1)]
+    room = max(LEAST_ROOM, max(ends) - min(ends))
     with sheet(height=0.8 + 0.34 * len(found)) as figure:
         axes = figure.subplots()
         for i, (name, one) in enumerate(found.items()):
-            axes.barh(i, one.mean.value, height=0.62, color=tint[name], xerr=one.mean.sd, ecolor=RULE, capsize=3)
+            axes.barh(i, one.mean.value, height=0.62, color=tint[name], xerr=one.mean.sd, ecolor=INK, capsize=3)
             axes.annotate(
                 one.mean.text(3), (1, i), xycoords=("axes fraction", "data"), xytext=(6, 0),
                 textcoords="offset points", va="center", color=tint[name], fontweight="bold",
             )  # fmt: skip
         axes.set_yticks(range(len(found)), list(found))
         axes.set(xlabel=f"test {what}, mean over sites (the axis does not begin at 0)")
-        axes.set_xlim(min(values) - 0.4 * room, max(values) + 0.1 * room)
+        axes.set_xlim(min(ends) - 0.4 * room, max(ends) + 0.1 * room)
         axes.grid(axis="x")
         bare(axes)
         return figure
@@ -97,7 +99,7 @@ def radar(values: Mapping[str, Mapping[str, float]], what: str) -> Figure:
     names = list(next(iter(values.values())))
     angles = [2 * math.pi * k / len(names) for k in range(len(names))]
     every = [value for by in values.values() for value in by.values()]
-    room = max(0.02, max(every) - min(every))
+    room = max(LEAST_ROOM, max(every) - min(every))
     with sheet(height=4.6, width=6.4) as figure:
         axes = figure.subplots(subplot_kw={"projection": "polar"})
         for name, by in values.items():

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from consilium.analysis.opening import OpenRun
 from consilium.analysis.overlays import Masks, Shown
-from consilium.analysis.pseudo_labels import REFINED, Labelled, checked, labelled
+from consilium.analysis.pseudo_labels import REFINED, Labelled, checked, labelled, main_teacher
 from consilium.errors import RunError
-from consilium.methods.ufps import UFPS
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import SiteName
 
@@ -43,7 +42,7 @@ def shared(claimed: Tensor, decided: Tensor, value: int | None = None) -> float 
 def examples(run: OpenRun, sites: Sequence[SiteName]) -> list[Example]:
     """One case per site, by the run's best state."""
     method, task = checked(run), run.study.task
-    if not isinstance(method, UFPS) or method.gmt == "pretrained":
+    if not main_teacher(method):
         raise RunError(f"{run.path} has no global main teacher: give a run of ufps whose gmt is not 'pretrained'.")
     assert isinstance(task, Segmentation)
     found = []

@@ -460,7 +460,7 @@ def _pseudo_labels(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
 
 
 def _agreement(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
-    for run in [run for run in runs.opened if pseudo_labels.teaches(run)] or runs.opened[:1]:
+    for run in [run for run in runs.opened if pseudo_labels.main_teacher(run.study.method)] or runs.opened[:1]:
         found = agreement.examples(run, pseudo_labels.taught_sites(run, options.site))
         words = ", ".join(f"{one.shown.site} {one.words}" for one in found)
         yield Finding(

@@ -56,9 +56,9 @@ def draw(found: Mapping[str, Curves], labels: Sequence[str], what: str) -> Figur
                         ends[name] = curve.site_mean[-1]
                 axes.grid(axis="y")
                 axes.locator_params(axis="x", integer=True)
-                if row is panels[0]:
-                    axes.set_title(label)
             row[0].set_ylabel(f"{SPLITS[split]} {what}")
             side_labels(row[-1], ends, tint)
+        for axes, label in zip(panels[0], labels, strict=True):
+            axes.set_title(label)
         figure.supxlabel("round", fontsize=9)
         return figure

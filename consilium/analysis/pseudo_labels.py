@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from consilium.data.cases import Cases
 from consilium.errors import RunError, StudyError
 from consilium.learning.main_teacher import refined
 from consilium.learning.pseudo_labels import opinions, said, with_truth
-from consilium.method import timeline
+from consilium.method import Method, timeline
 from consilium.methods.pseudo_labelled import PseudoLabelled
 from consilium.methods.ufps import UFPS
 from consilium.reports.figures import FAINT, PALETTE
@@ -64,6 +64,11 @@ Qualities = dict[SiteName, dict[str, dict[str, Quality]]]  # site → organ → 
 
 def teaches(run: OpenRun) -> bool:
     return isinstance(run.study.method, PseudoLabelled)
+
+
+def main_teacher(method: Method) -> TypeGuard[UFPS]:
+    """Whether the global model becomes a teacher at some time."""
+    return isinstance(method, UFPS) and method.gmt != "pretrained"
 
 
 def checked(run: OpenRun) -> PseudoLabelled:
@@ -116,7 +121,7 @@ def _of_batch(method: PseudoLabelled, site: Site, server: Any, batch: Batch) -> 
     annotation = torch.where(is_own[batch.truth.long()], batch.truth, 0)
     labels = {TEACHERS: with_truth(heard.others, annotation)}
     ignored, decided = torch.zeros_like(annotation, dtype=torch.bool), None
-    if isinstance(method, UFPS) and method.gmt != "pretrained":
+    if main_teacher(method):
         decided = task.infer(server.global_, batch.images).argmax(1).to(heard.others)
         foreign = torch.where(is_own[decided.long()], 0, decided)
         meets = method.gmt == "intersection"
@@ -181,7 +186,7 @@ class Kept:
 def by_round(run: OpenRun, sites: Sequence[SiteName]) -> Iterator[Kept]:
     """After every round of the common model; nothing unless the run kept its states and has a main teacher."""
     method = checked(run)
-    if run.study.plan.keep_rounds != "all" or not isinstance(method, UFPS) or method.gmt == "pretrained":
+    if run.study.plan.keep_rounds != "all" or not main_teacher(method):
         return
     line = timeline(method, run.study.plan.rounds)
     for index, server in RunFolder.open(run.path).states(method):

@@ -15,13 +15,8 @@ from consilium.reports.drawings import Picture
 from consilium.reports.grouping import Group
 
 ORDER = ("gallery", "features", "gamma", "lambda", "loss-surface")  # of the sections; others come last
-_ABOUT_ALL = (
-    "gallery",
-    "lambda",
-    "loss-surface",
-    "labels",
-    "ablation",
-)  # not about the one run whose folder holds them
+# not about the one run whose folder holds them
+_ABOUT_ALL = ("gallery", "lambda", "loss-surface", "labels", "ablation")
 
 
 @dataclass(frozen=True)

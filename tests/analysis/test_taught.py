@@ -134,9 +134,10 @@ def test_the_intersection_percentage_by_hand() -> None:
 
 
 def test_agreement_of_a_run(made: Mapping[str, Path], tmp_path: Path) -> None:
-    files = analyse([made["ufps"]], ["agreement"], tmp_path)
-    assert {path.name for path in files} == {f"agreement.{kind}" for kind in ("svg", "png", "md", "json")}
-    facts = facts_of(tmp_path, "agreement")
+    files = analyse([made["ufps"], made["pl"]], ["agreement"], tmp_path)  # FedAvg* has no main teacher: none of it
+    name = f"agreement-{made['ufps'].name}"
+    assert {path.name for path in files} == {f"{name}.{kind}" for kind in ("svg", "png", "md", "json")}
+    facts = facts_of(tmp_path, name)
     assert {site: one["case"] for site, one in facts["sites"].items()} == {"ada": "ada0", "bea": "bea0", "cid": "cid0"}
     assert all(set(one["organs"]) == {"round", "square"} for one in facts["sites"].values())
     with pytest.raises(RunError, match="no global main teacher"):
@@ -158,6 +159,7 @@ def test_label_curves_are_the_means_of_the_scores(made: Mapping[str, Path]) -> N
     assert list(found["valid"]["square"].sites) == ["bea", "cid"]  # those that annotate it
     drawn = label_curves.draw({"one": found, "two": found}, ["round", "square"], "Dice")
     assert [len(axes.lines) for axes in drawn.axes] == [2, 2, 2, 2]
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["round", "square", "", ""]
     assert list(drawn.axes[3].lines[0].get_ydata()) == list(curve.site_mean)
 
 
@@ -182,6 +184,8 @@ def test_standings_put_seeds_together(made: Mapping[str, Path]) -> None:
     assert {name: list(by) for name, by in axes.items()} == {name: ["ada", "bea", "cid"] for name in found}
     bars = ablation.bars(found, "Dice").axes[0]
     assert [patch.get_width() for patch in bars.patches] == [one.mean.value for one in found.values()]
+    low, high = bars.get_xlim()
+    assert low < min(means) and max(means) < high and high - low >= ablation.LEAST_ROOM  # ± seeds is in view
     line = ablation.radar(axes, "Dice").axes[0].lines[0]
     values = list(next(iter(axes.values())).values())
     assert list(line.get_ydata()) == [*values, values[0]]  # closed
