@@ -90,6 +90,7 @@ def test_the_same_bits_for_any_number_of_processes(
     assert_same(result.folder, plain)
 
 
+@pytest.mark.federation  # it kills a process and starts another
 @pytest.mark.xdist_group("pool")
 def test_a_killed_process_is_a_lost_reply_and_the_run_goes_on(federation: Path, tmp_path: Path, third: Pool) -> None:
     def kill(event: Mapping[str, Any]) -> None:
