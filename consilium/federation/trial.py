@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -73,13 +75,31 @@ def settle(study: Study, sites: tuple[str, ...], folder: Path, server: str = "lo
 def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iterator[tuple[Local, Office]]:
     """Server and sites as processes that end with the block."""
     local = settle(study, sites, folder)
-    with ExitStack() as stack:
+    with stopped_by_signals(), ExitStack() as stack:
         stack.callback(local.end)
         for name in ("server", *sites):
             local.start(name)
         office = stack.enter_context(open_office(local.kits["office"], START))
         office.wait_for(sites, START)
         yield local, office
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Being told to end, or losing the terminal, leaves the block as an error would: nothing goes on behind it."""
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python lets no other thread listen
+        yield
+        return
+    before = {which: signal.signal(which, stop) for which in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def try_federation(study: Study, count: int | None, runs: Path) -> Path:

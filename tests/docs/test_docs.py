@@ -23,15 +23,12 @@ from tests.docs.pages import PAGES, ROOT, SHELL, Block, all_blocks, commands, se
 
 SECTIONS = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local, "privacy": Privacy}
 STUDIES = sorted((ROOT / "studies").glob("retina_*.toml"))
-COMING = {"suite", "analyse", "export", "audit", "partition", "import", "federation"}  # promised, not all there yet
 shown = [(block, words) for block in all_blocks(*SHELL) for words in commands(block)]
 
 
 @pytest.mark.parametrize(("block", "words"), shown, ids=lambda value: str(value) if isinstance(value, Block) else "")
 def test_every_shown_command_can_be_given(block: Block, words: list[str]) -> None:
     known = the_commands()
-    if words[0] in COMING - known.keys():
-        pytest.skip(f"`consilium {words[0]}` is not there yet")
     if words[0].startswith("-"):
         assert words in (["--help"], ["--version"])
         return
