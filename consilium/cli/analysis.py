@@ -47,7 +47,8 @@ def analyse(
 
     Example: consilium analyse runs/fedsm-s0-1a2b3c4d runs/fedavg-s0-5e6f7a8b --what loss-surface --site rimone
     """
-    from consilium.analysis.analyse import Options, analyse
+    from consilium.analysis.analyse import analyse
+    from consilium.analysis.finding import Options
 
     options = Options(site, radius, points, directions, seed, filterwise, layout, cases)
     names = [name.strip() for name in what.split(",") if name.strip()]

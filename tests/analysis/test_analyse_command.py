@@ -12,7 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from consilium.analysis.analyse import ANALYSES, Options, analyse
+from consilium.analysis.analyse import ANALYSES, analyse
+from consilium.analysis.finding import Options
 from consilium.cli import analysis
 from consilium.errors import RunError, StudyError, UserError
 

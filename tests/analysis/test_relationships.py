@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consilium.analysis.analyse import Options, analyse
+from consilium.analysis.analyse import analyse
+from consilium.analysis.finding import Options
 from consilium.analysis.progress import draw, progress_of
 from consilium.analysis.relation_figures import fading, of_all_selves, of_one_site
 from consilium.analysis.relationships import read_relationships

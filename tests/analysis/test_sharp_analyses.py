@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from consilium.analysis.analyse import Options, analyse
+from consilium.analysis.analyse import analyse
+from consilium.analysis.finding import Options
 from consilium.analysis.loss_surface import direction, plane
 from consilium.analysis.opening import Runs
 from consilium.analysis.overlays import Shown, projections, scores, shown_cases, slices

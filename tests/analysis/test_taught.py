@@ -13,7 +13,8 @@ import torch
 
 from consilium.analysis import ablation, label_curves, pseudo_labels
 from consilium.analysis.agreement import percent, shared
-from consilium.analysis.analyse import ANALYSES, Options, analyse
+from consilium.analysis.analyse import ANALYSES, analyse
+from consilium.analysis.finding import Options
 from consilium.analysis.opening import OpenRun, Runs, open_run
 from consilium.analysis.pseudo_labels import GLOBAL, REFINED, TEACHERS, Labelled, Quality
 from consilium.errors import RunError, StudyError

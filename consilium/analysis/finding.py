@@ -1,0 +1,40 @@
+"""What an analysis may be told, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an analysis may be told; the defaults suit a first look."""
+
+    site: str | None = None  # whose cases, whose relationships; None: the first site
+    radius: float | None = None  # of the loss surface; None: half the length of the first model
+    points: int = 21
+    directions: int = 10
+    seed: int = 0
+    filterwise: bool = False
+    layout: str = "tsne"  # of the features; "pca" is fast
+    cases: int = 16  # about so many training cases of a site, for what needs gradients or many passes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one analysis found; `caption` says it to those who cannot see the figures."""
+
+    name: str  # of its files
+    title: str
+    caption: str
+    numbers: Mapping[str, Any]
+    figures: Mapping[str, Figure]  # by file name without suffix
+    table: str = ""  # Markdown
+    run: Path | None = None  # the run it is about; None: all of them together
