@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol, Self
 
 import psutil  # type: ignore[import-untyped]
 
@@ -98,40 +98,55 @@ def load() -> float:
     return round(os.getloadavg()[0], 1)
 
 
-class Interleaved:
-    """Watches a run; after every round a rival does the same round, so that both meet the same weather.
+class Laps:
+    """Watches a run: what every round but the first took, from one event to the next, so that nothing is left out.
 
-    Our time goes from one event to the next and leaves nothing of a round out; the run is told not to score before
-    its end. The first round of either is not timed; `per_repeat` rounds make a repeat.
+    The run is told not to score before its end.
     """
 
-    def __init__(
-        self, per_repeat: int, pids: Sequence[int], rival: Callable[[int], None], rival_pids: Sequence[int]
-    ) -> None:
-        self._per_repeat, self._rival = per_repeat, rival
-        self._clock, self._rival_clock = Clock(pids), Clock(rival_pids)
-        self._ours: list[Spent] = []
-        self._theirs: list[Spent] = []
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._clock = Clock(pids)
+        self._seen: list[Spent] = []
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        if event["event"] != "round":
-            return
-        self._ours.append(self._clock.stop())
-        self._rival_clock.start()
-        self._rival(event["round"] - 1)
-        self._theirs.append(self._rival_clock.stop())
-        self._clock.start()
+        if event["event"] == "round":
+            self._seen.append(self._clock.stop())
+            self._clock.start()
 
     @property
-    def ours(self) -> list[Repeat]:
-        return self._repeats(self._ours[1:])
+    def rounds(self) -> Repeat:
+        return self._seen[1:]
+
+
+class Rival(Protocol):
+    """Who does the same rounds another way."""
 
     @property
-    def theirs(self) -> list[Repeat]:
-        return self._repeats(self._theirs[1:])
+    def pids(self) -> Sequence[int]: ...
+    def restart(self) -> None: ...
+    def round(self, index: int) -> None: ...
 
-    def _repeats(self, rounds: Sequence[Spent]) -> list[Repeat]:
-        return [rounds[i : i + self._per_repeat] for i in range(0, len(rounds), self._per_repeat)]
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Our run and the rival's rounds in turn, so that both meet the same weather; the first round of each is not
+    timed."""
+
+    ours: Sequence[Repeat]
+    theirs: Sequence[Repeat]
+
+    @classmethod
+    def of(cls, run: Callable[[Laps], object], pids: Sequence[int], rival: Rival, rounds: int, repeats: int) -> Self:
+        """`run` makes a whole run of 1 + `rounds` rounds."""
+        ours, theirs = [], []
+        for _ in range(repeats):
+            laps = Laps(pids)
+            run(laps)
+            ours.append(laps.rounds)
+            rival.restart()
+            rival.round(0)
+            theirs.append([_timed(rival, index) for index in range(1, 1 + rounds)])
+        return cls(ours, theirs)
 
     def ratio(self, of: str = "seconds") -> float:
         return median_ratio(self.ours, self.theirs, of)
@@ -140,6 +155,12 @@ class Interleaved:
     def seconds(self) -> tuple[float, float]:
         """Our median round and the rival's."""
         return median(map(typical, self.ours)), median(map(typical, self.theirs))
+
+
+def _timed(rival: Rival, index: int) -> Spent:
+    clock = Clock(rival.pids)
+    rival.round(index)
+    return clock.stop()
 
 
 # ---------------------------------------------------------------------------------------------------- memory

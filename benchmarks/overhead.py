@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.measuring import Interleaved, Measured, load
+from benchmarks.measuring import Interleaved, Laps, Measured, load
 from benchmarks.small import small_study, write_small
 from consilium import simulation
 from consilium.machine import default_workers
@@ -26,6 +27,11 @@ class ThroughFiles:
         self._weights, self._folder = weights, folder
         folder.mkdir(exist_ok=True)
 
+    pids: Sequence[int] = ()
+
+    def restart(self) -> None:
+        """Nothing is kept from round to round."""
+
     def round(self, index: int) -> None:
         for site in range(SITES):
             got = self._through(dict(self._weights), f"{site}.down")
@@ -41,13 +47,16 @@ class ThroughFiles:
 def empty_rounds(folder: Path, repeats: int) -> list[Measured]:
     """Six sites, 30 MB of weights, a method that sends them back untouched."""
     data = write_small(folder / "small")
-    study = small_study(data, "benchmarks.nothing:Echo", SITES, rounds=1 + ROUNDS * repeats)
+    study = small_study(data, "benchmarks.nothing:Echo", SITES, rounds=1 + ROUNDS)
     runs = folder / "empty-runs"
-    shutil.rmtree(runs, ignore_errors=True)
     files = ThroughFiles(study.task.initial(), folder / "through")
     with Pool(default_workers()) as pool:
-        seen = Interleaved(ROUNDS, [process.pid for process in pool.processes], files.round, [])
-        simulation.run(study, runs, pool=pool, watch=seen)
+
+        def run(laps: Laps) -> None:
+            shutil.rmtree(runs, ignore_errors=True)
+            simulation.run(study, runs, pool=pool, watch=laps)
+
+        seen = Interleaved.of(run, [process.pid for process in pool.processes], files, ROUNDS, repeats)
     ours, theirs = seen.seconds
     what = f"a round of {SITES} sites that train nothing, 30 MB of weights"
     facts = {"in processor time": seen.ratio("chain"), "load": load()}

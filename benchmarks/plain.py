@@ -135,6 +135,7 @@ class BareLoop:
         starts = {GLOBAL: study.task.initial(), SELECTOR: study.task.initial("selector", sorted(sizes))}
         starts[PERSONAL] = starts[GLOBAL]
         rows = {loop: torch.cat([tensor.reshape(-1) for tensor in w.values()]) for loop, w in starts.items()}
+        self._rows = rows
         self._shared = {loop: _shared(row) for loop, row in rows.items()}
         self._replies = {loop: {name: _shared(row) for name in sizes} for loop, row in rows.items()}
         context = multiprocessing.get_context("spawn")
@@ -147,6 +148,10 @@ class BareLoop:
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.pid is not None]
+
+    def restart(self) -> None:
+        for loop, row in self._rows.items():
+            self._shared[loop].copy_(row)
 
     def round(self, index: int, loop: str = GLOBAL) -> None:
         for site in self._order:
@@ -183,6 +188,7 @@ class ThreeLoops:
 
     def __init__(self, bare: BareLoop) -> None:
         self._bare, self.pids = bare, bare.pids
+        self.restart = bare.restart
 
     def round(self, index: int) -> None:
         for loop in (GLOBAL, PERSONAL, SELECTOR):
@@ -198,8 +204,9 @@ def serve_in_turn(study_file: Path, queue: Any, done: Any) -> None:
     data = open_data(study)
     sizes = {name: len(arrays.indices("train")) for name, arrays in data.items()}
     network = study.task.network()
-    network.load_state_dict(dict(study.task.initial()))
     while (round := queue.get()) is not None:
+        if round == 0:
+            network.load_state_dict(dict(study.task.initial()))
         trained: dict[str, dict[str, Tensor]] = {}
         for site, arrays in data.items():
             own = copy.deepcopy(network)
@@ -230,6 +237,9 @@ class FirstTry:
     @property
     def pids(self) -> list[int]:
         return [self._process.pid] if self._process.pid is not None else []
+
+    def restart(self) -> None:
+        """Its round 0 begins anew."""
 
     def round(self, index: int) -> None:
         self._queue.put(index)

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from benchmarks.measuring import Clock, Interleaved, Measured, load, median_ratio
+from benchmarks.measuring import Clock, Interleaved, Laps, Measured, Rival, load, median_ratio
 from benchmarks.plain import BareLoop, FirstTry, ThreeLoops
 from consilium import simulation
 from consilium.data.phantoms import write_phantom
@@ -27,30 +27,30 @@ AGREE = 1e-5  # largest difference of a weight between our run and the bare loop
 
 def at_demo_sizes(folder: Path, repeats: int) -> list[Measured]:
     """Six retina phantom sites, 440 cases of 64 × 64, the demo's U-Net, batches of 8."""
-    study = _study(folder, epochs=1, rounds=1 + ROUNDS * repeats)
-    return [_against_bare("demo", "a round of the demo's FedAvg", study, folder, ROUNDS, 1.10)]
+    study = _study(folder, epochs=1, rounds=1 + ROUNDS)
+    return [_against_bare("demo", "a round of the demo's FedAvg", study, folder, repeats, 1.10)]
 
 
 def long_rounds(folder: Path, repeats: int) -> list[Measured]:
     """The same federation with so many epochs that a round trains for more than ten seconds."""
-    study = _study(folder, epochs=_epochs(folder), rounds=1 + repeats)
-    return [_against_bare("long", f"a round of {study.local.epochs} epochs", study, folder, 1, 1.03)]
+    study = _study(folder, epochs=_epochs(folder), rounds=2)
+    return [_against_bare("long", f"a round of {study.local.epochs} epochs", study, folder, repeats, 1.03)]
 
 
 def three_models(folder: Path, repeats: int) -> list[Measured]:
     """FedSM trains a global model, a personal one and a selector on the same batches; a round takes ten seconds."""
     epochs = _epochs(folder, three=True)
     how = {"method.optimizer_state": '"fresh"', "method.confidence": 0.5}  # so that the global model is FedAvg's
-    study = _study(folder, epochs, 1 + repeats, "demo_fedsm.toml", how)
+    study = _study(folder, epochs, 2, "demo_fedsm.toml", how)
     what = f"a round of FedSM, three models, {epochs} epochs"
-    return [_against_bare("fedsm", what, study, folder, 1, 1.05, "three bare loops")]
+    return [_against_bare("fedsm", what, study, folder, repeats, 1.05, "three bare loops")]
 
 
 def against_first_try(folder: Path, repeats: int) -> list[Measured]:
     """The demo against one process with its default threads and memory layout, sites in turn."""
-    study = _study(folder, epochs=1, rounds=1 + ROUNDS * repeats)
+    study = _study(folder, epochs=1, rounds=1 + ROUNDS)
     with FirstTry(_file(study, folder)) as first:
-        seen, _ = _compete(study, folder, ROUNDS, first)
+        seen, _ = _compete(study, folder, repeats, first)
     ours, theirs = seen.seconds
     what, other = "a round of the demo's FedAvg", "one process, sites in turn"
     gain = median_ratio(seen.theirs, seen.ours)
@@ -58,11 +58,11 @@ def against_first_try(folder: Path, repeats: int) -> list[Measured]:
 
 
 def _against_bare(
-    name: str, what: str, study: Study, folder: Path, per_repeat: int, limit: float, against: str = "a bare loop"
+    name: str, what: str, study: Study, folder: Path, repeats: int, limit: float, against: str = "a bare loop"
 ) -> Measured:
     with BareLoop(_file(study, folder), default_workers()) as bare:
         rival = ThreeLoops(bare) if study.method_name == "fedsm" else bare
-        seen, weights = _compete(study, folder, per_repeat, rival)
+        seen, weights = _compete(study, folder, repeats, rival)
         theirs = bare.weights(study)
     apart = max(float((weights[f"global/{key}"] - tensor).abs().max()) for key, tensor in theirs.items())
     if not apart <= AGREE:
@@ -105,13 +105,16 @@ def _epochs(folder: Path, three: bool = False) -> int:
         return math.ceil(4 * LONG / clock.stop().seconds)
 
 
-def _compete(
-    study: Study, folder: Path, per_repeat: int, rival: BareLoop | ThreeLoops | FirstTry
-) -> tuple[Interleaved, Weights]:
-    """Run the study with the rival's rounds in between; also the weights it ended with."""
+def _compete(study: Study, folder: Path, repeats: int, rival: Rival) -> tuple[Interleaved, Weights]:
+    """The study and its rival in turn; also the weights of our last run."""
     runs = folder / "runs"
-    shutil.rmtree(runs, ignore_errors=True)
     with Pool(default_workers()) as pool:
-        seen = Interleaved(per_repeat, [process.pid for process in pool.processes], rival.round, rival.pids)
-        done = simulation.run(study, runs, pool=pool, watch=seen)
-    return seen, Weights(load_file(done.folder / "last.safetensors"))
+
+        def run(laps: Laps) -> None:
+            shutil.rmtree(runs, ignore_errors=True)
+            simulation.run(study, runs, pool=pool, watch=laps)
+
+        pids = [process.pid for process in pool.processes]
+        seen = Interleaved.of(run, pids, rival, study.plan.rounds - 1, repeats)
+    (done,) = runs.glob("*/last.safetensors")
+    return seen, Weights(load_file(done))

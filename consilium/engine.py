@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -33,8 +34,8 @@ class WireError(WorkError):
 class Wire(Protocol):
     """Carries packets; a site that fails or is late is a `Reply` without a packet.
 
-    `train` gives replies as they come, so that one is checked while other sites still train; a site missing from the
-    answer of `score` has not scored.
+    `train` may have sent the orders when it returns; it gives replies as they come, so that one is checked while other
+    sites still train. A site missing from the answer of `score` has not scored.
     """
 
     def roll_call(self) -> RollCall: ...
@@ -42,6 +43,15 @@ class Wire(Protocol):
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]: ...
     def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None: ...
     def close(self) -> None: ...
+
+
+class Sent(NamedTuple):
+    """Orders that are out, and what comes back."""
+
+    head: Envelope
+    asked: Sequence[SiteName]
+    sizes: Mapping[SiteName, int]  # of the orders, in bytes
+    replies: Iterator[tuple[SiteName, Reply]]
 
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
@@ -77,6 +87,7 @@ class _Run:
         self.roster: Roster = self.roll.members
         folder.check_origin(self._facts())
         self.memory_mb: dict[SiteName, float] = {}
+        self._since = time.perf_counter()
         if study.data.pooled and not self.method.pooled and self.method.headline != "global":
             raise StudyError(
                 "[data] pooled = true leaves one site, and this method needs several; use method 'pooled'."
@@ -129,19 +140,37 @@ class _Run:
         self._say_hello(done)
         if done:
             best = self._score_if_due(*self.line[done - 1], server, merged, best)
+        write: Callable[[], Any] | None = None
         for phase, round in self.line[done:]:
             if phase.from_best and round.step == 0 and best is not None:
                 server = best.server
                 merged.update(best.merged)  # and the memories that go with it
-            start = time.perf_counter()
-            replies, history = self._exchange(server, phase, round, merged, best.merged if best else {}, history)
+            if write is None:
+                self._since = time.perf_counter()  # scoring is not part of a round
+            sent = self._send(server, phase, round, merged, best.merged if best else {})
+            if write is not None:
+                server = write()  # the round before, while the sites train this one
+            replies, history = self._collect(sent, server, phase, round, history)
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
-            server = self.folder.commit(round, server, merged, history, last=(phase, round) == self._last_counting)
-            place = {"step": round.step + 1, "steps": round.total}
-            self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=_seconds(start))
-            best = self._score_if_due(phase, round, server, merged, best)
+            write = partial(self._commit, phase, round, server, dict(merged), history)
+            if round.step + 1 == phase.rounds or self._is_due(phase, round):
+                server, write = write(), None
+                best = self._score_if_due(phase, round, server, merged, best)
         return self._finish(server, merged, best)
+
+    def _commit(self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int], history: History) -> Any:
+        """Make a round last; the server as it will be read again, so that the merged one's memory can go."""
+        server = self.folder.commit(round, server, merged, history, last=(phase, round) == self._last_counting)
+        place = {"step": round.step + 1, "steps": round.total}
+        self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=self._lap())
+        return server
+
+    def _lap(self) -> float:
+        """Seconds of this round: rounds overlap, so they count from the end of the one before."""
+        now = time.perf_counter()
+        seconds, self._since = round3(now - self._since), now
+        return seconds
 
     def _facts(self) -> dict[str, Any]:
         """Who takes part, and with which cases: what may not change while a run is under way."""
@@ -171,28 +200,37 @@ class _Run:
 
     # ------------------------------------------------------------------------------------ one round
 
-    def _exchange(
+    def _send(
         self,
         server: Any,
         phase: Phase,
         round: Round,
         merged: Mapping[SiteName, int],
         best: Mapping[SiteName, int],
-        history: History,
-    ) -> tuple[dict[SiteName, Any], History]:
-        """Orders out, replies in; a reply that cannot be used is left out, said, and forgotten by its site."""
+    ) -> Sent:
+        """Orders out."""
         asked = self._asked(phase, round)
         orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
         packets = _flattened(orders)
-        head = Envelope(self.folder.path.name, self.study.method_name, round, merged, best)
+        head = Envelope(self.folder.path.name, self.study.method_name, round, dict(merged), best)
+        sizes = {name: packet.nbytes() for name, packet in packets.items()}
+        return Sent(head, asked, sizes, self.wire.train(packets, head))
+
+    def _collect(
+        self, sent: Sent, server: Any, phase: Phase, round: Round, history: History
+    ) -> tuple[dict[SiteName, Any], History]:
+        """Replies in; one that cannot be used is left out, said, and forgotten by its site."""
+        for name in self.roster:
+            if name not in sent.asked:
+                self.folder.note("away", round=round.number, phase=phase.name, site=name)
         came: dict[SiteName, tuple[Reply, Any | None, str]] = {}
         updates: dict[SiteName, Mapping[str, Update]] = {}
-        for name, reply in self.wire.train(packets, head):
-            uplink, why = self._accepted(name, reply, head)
+        for name, reply in sent.replies:
+            uplink, why = self._accepted(name, reply, sent.head)
             came[name] = reply, uplink, why
             if uplink is not None and self.study.plan.firewall.mode != "off":
-                start = self.method.started_from(server, self.roster[name], orders[name])
-                updates[name] = updates_of(uplink, start)
+                order = self.method.send(server, self.roster[name], round)
+                updates[name] = updates_of(uplink, self.method.started_from(server, self.roster[name], order))
         by_name = {name: updates[name] for name in sorted(updates)}  # whoever answers first
         verdicts, history = judged(self.study.plan.firewall, history, by_name, self.roster, phase.name)
         replies: dict[SiteName, Any] = {}
@@ -208,7 +246,7 @@ class _Run:
                 continue
             replies[name] = uplink
             assert reply.packet is not None
-            down = packets[name].nbytes() if reply.sent is None else reply.sent
+            down = sent.sizes[name] if reply.sent is None else reply.sent
             cost = {"bytes_down": down, "bytes_up": reply.packet.nbytes()}
             loss = None if self.study.privacy.on else getattr(uplink, "loss", None)  # private: it was not sent
             work = {"loss": loss, "steps": getattr(uplink, "steps", None)}
@@ -220,7 +258,7 @@ class _Run:
             self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost, **_told(verdict, "odd"))
         if len(replies) < max(1, self.study.plan.min_sites):
             raise WorkError(
-                f"{_called(phase, round)}: {len(replies)} of {len(packets)} sites answered, but min_sites is "
+                f"{_called(phase, round)}: {len(replies)} of {len(sent.sizes)} sites answered, but min_sites is "
                 f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "
                 f"saved; when the sites are back, `consilium resume {self.folder.path}`."
             )
@@ -233,9 +271,6 @@ class _Run:
         if phase.counts and 0 < plan.sites_per_round < len(here):  # everyone adapts and calibrates
             draw = numpy_generator(plan.seed, "sites per round", round.index)
             here = sorted(str(name) for name in draw.choice(here, plan.sites_per_round, replace=False))
-        for name in self.roster:
-            if name not in here:
-                self.folder.note("away", round=round.number, phase=round.phase, site=name)
         return here
 
     def _present(self, phase: Phase, round: Round) -> list[SiteName]:
@@ -253,8 +288,7 @@ class _Run:
     def _score_if_due(
         self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int], best: Best | None
     ) -> Best | None:
-        due = phase.counts and ((round.step + 1) % self.study.plan.score_every == 0 or round.step + 1 == phase.rounds)
-        if not due or (round.number, phase.name) in self.folder.scored():
+        if not self._is_due(phase, round) or (round.number, phase.name) in self.folder.scored():
             return best
         rows, missing = self._score(server, merged, round, full=False)
         if not missing or (best is None and (phase, round) == self._last_counting):
@@ -263,6 +297,9 @@ class _Run:
             best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
         self._seal(rows, round.number, phase.name)
         return best
+
+    def _is_due(self, phase: Phase, round: Round) -> bool:
+        return phase.counts and ((round.step + 1) % self.study.plan.score_every == 0 or round.step + 1 == phase.rounds)
 
     @property
     def _last_counting(self) -> tuple[Phase, Round]:
@@ -405,7 +442,3 @@ def _flattened(orders: Mapping[SiteName, Any]) -> dict[SiteName, Packet]:
 
 def round3(number: float) -> float:
     return round(number, 3)
-
-
-def _seconds(start: float) -> float:
-    return round3(time.perf_counter() - start)

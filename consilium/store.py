@@ -129,6 +129,10 @@ class MemoryShelf:
                 self._path(other).unlink()
         self._store.sweep(read_json(self._path(other)) for other in self.rounds())
 
+    def before(self, round: int) -> int:
+        """The round of the memory before that one; -1 where there is none."""
+        return max((other for other in self.rounds() if other < round), default=-1)
+
     def rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("*.json"))
 

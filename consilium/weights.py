@@ -6,19 +6,11 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 SiteName = str
-
-
-@runtime_checkable
-class Forgetful(Protocol):
-    """Tensors that need no memory while nobody looks at them."""
-
-    def forget(self, name: str) -> None: ...
 
 
 class Weights(Mapping[str, Tensor]):
@@ -47,8 +39,8 @@ class Weights(Mapping[str, Tensor]):
 
     def forget(self, name: str) -> None:
         """Where a tensor lies in a file, its memory may go until it is asked for again."""
-        if isinstance(self._tensors, Forgetful):
-            self._tensors.forget(name)
+        if forget := getattr(self._tensors, "forget", None):
+            forget(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, Any
 
+from consilium.machine import training_environment
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.simulated import Answer, Request, SimulatedWire
@@ -45,14 +45,13 @@ class _Process:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            paths = [path for path in (os.getcwd(), *sys.path) if path]
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "consilium.wires.site_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+                env=training_environment(),
             )
         return self._process
 
@@ -95,7 +94,9 @@ class Pool:
         self._threads = ThreadPoolExecutor(size)
 
     def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
-        futures = {self._threads.submit(self._ask, request): name for name, request in requests.items()}
+        return self._answers({self._threads.submit(self._ask, request): name for name, request in requests.items()})
+
+    def _answers(self, futures: Mapping[Future[Answer], SiteName]) -> Iterator[tuple[SiteName, Answer]]:
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()

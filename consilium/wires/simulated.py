@@ -36,7 +36,7 @@ class SimulatedWire(ABC):
 
     @abstractmethod
     def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
-        """Every site's answer, as they come; slow sites first in `requests`."""
+        """Every site's answer, as they come; slow sites first in `requests`, which may be under way on return."""
 
     def roll_call(self) -> RollCall:
         """Open every site (its cache is made now) and fix the roster."""
@@ -70,8 +70,8 @@ class SimulatedWire(ABC):
         return RollCall(self.roster, audience, facts)
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
-        for name, answer in self._exchange("train", orders, head):
-            yield name, self._reply(name, answer)
+        answers = self._exchange("train", orders, head)
+        return ((name, self._reply(name, answer)) for name, answer in answers)
 
     def _reply(self, site: SiteName, answer: Answer) -> Reply:
         if answer.get("full"):  # all sites of a simulation share this disk

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from consilium import simulation
+from consilium import engine, simulation
 from consilium.errors import RunError, StudyError
 from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM
 from consilium.methods.local import Local
 from consilium.prediction import open_predictor
 from consilium.run_folder import RunFolder
+from consilium.site import Round
+from consilium.weights import SiteName
+from consilium.wires.in_process import InProcess
 from tests.contract.promises import Interrupted, crash_after, run_in_process
 from tests.learning.small import line, value
 from tests.toy import toy_study
@@ -38,6 +42,38 @@ def test_a_stop_right_after_the_first_commit_can_be_resumed(federation: Path, tm
     journal = folder / "journal.jsonl"
     journal.write_text("".join(line for line in journal.read_text().splitlines(True) if '"round", ' not in line))
     assert simulation.resume(folder, workers=0).summary["headline"]["site_mean"] > 0
+
+
+class Eager(InProcess):
+    """Sites have trained a round as soon as its orders are out."""
+
+    def ask(self, requests: Mapping[SiteName, Any]) -> Iterator[tuple[SiteName, Any]]:
+        return iter(list(super().ask(requests)))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "apple", "fedsm"])
+def test_a_round_that_was_never_written_is_made_again(
+    method: str, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites train on while the server writes a round; if it dies then, they still remember the round before."""
+    study = toy_study(federation, method, study__rounds=3, study__score_every=3, local__batch_size=4)
+    calm = run_in_process(study, tmp_path / "calm")
+    commit = RunFolder.commit
+
+    def dies(folder: RunFolder, round: Round, *state: Any, **more: Any) -> Any:
+        if round.index == 1:
+            raise Interrupted
+        return commit(folder, round, *state, **more)
+
+    folder = RunFolder.create(study, tmp_path / "runs")
+    monkeypatch.setattr(RunFolder, "commit", dies)
+    with pytest.raises(Interrupted):
+        engine.run(study, Eager(study, folder.path), folder)
+    monkeypatch.undo()
+    assert {event["round"] for event in folder.events() if event["event"] == "train"} == {1, 2}
+    simulation.resume(folder.path, workers=0)
+    for file in ("last.safetensors", "best.safetensors", "scores.csv"):
+        assert (folder.path / file).read_bytes() == (calm.folder / file).read_bytes(), file
 
 
 def test_what_a_killed_process_was_writing_is_swept(federation: Path, tmp_path: Path) -> None:
