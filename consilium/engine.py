@@ -147,9 +147,11 @@ class _Run:
                 merged.update(best.merged)  # and the memories that go with it
             if write is None:
                 self._since = time.perf_counter()  # scoring is not part of a round
-            sent = self._send(server, phase, round, merged, best.merged if best else {})
-            if write is not None:
-                server = write()  # the round before, while the sites train this one
+            try:
+                sent = self._send(server, phase, round, merged, best.merged if best else {})
+            finally:
+                if write is not None:
+                    server = write()  # the round before, while the sites train this one
             replies, history = self._collect(sent, server, phase, round, history)
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))

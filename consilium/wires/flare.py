@@ -11,7 +11,7 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,8 +161,8 @@ class FlareWire:
         if waiting:
             raise GoOn(", ".join(waiting))
         limits = {name: self._limit(name, head) for name in orders}
-        for name, answer in self._exchange("train", orders, head, limits):
-            yield name, self._reply(name, answer, limits[name])
+        answers = self._exchange("train", orders, head, limits)
+        return ((name, self._reply(name, answer, limits[name])) for name, answer in answers)
 
     def _limit(self, name: SiteName, head: Envelope) -> int:
         expected = self.study.method.blank(self.study.task, self.roster, self.roster[name], head.round)
@@ -211,6 +211,7 @@ class FlareWire:
     def _exchange(
         self, do: str, packets: Mapping[SiteName, Packet], head: Envelope, rooms: Mapping[SiteName, int] | None = None
     ) -> Iterator[tuple[SiteName, Answer]]:
+        """Requests out; the packets are not held on to while the answers are waited for."""
         self.spool.mkdir(parents=True, exist_ok=True)
         cards = {name: card_to_json(card) for name, card in self.roster.items()}
         named: dict[int, dict[str, str]] = {}
@@ -226,11 +227,18 @@ class FlareWire:
                 **{"do": do, "site": name, "run": head.run, "roster": cards, "tensors": names},
                 "head": head.for_site(name).to_json(),
             }
-        for name, answer in self._ask(requests, less, self.study.plan.deadline, rooms or {}):
+        brought = {name: frozenset(request["tensors"].values()) for name, request in requests.items()}
+        return self._noting(do, brought, self._ask(requests, less, self.study.plan.deadline, rooms or {}))
+
+    def _noting(
+        self, do: str, brought: Mapping[SiteName, frozenset[str]], answers: Iterator[tuple[SiteName, Answer]]
+    ) -> Iterator[tuple[SiteName, Answer]]:
+        """The answers; and what a site holds from now on."""
+        for name, answer in answers:
             if answer.error:
                 self._held.pop(name, None)  # whatever it has now, it is sent all of it the next time
             else:
-                self._held.setdefault(name, {})[do] = frozenset(requests[name]["tensors"].values())
+                self._held.setdefault(name, {})[do] = brought[name]
             yield name, answer
 
     def _known(self, site: SiteName, do: str) -> frozenset[str]:
@@ -246,14 +254,12 @@ class FlareWire:
         seconds: float,
         rooms: Mapping[SiteName, int],
     ) -> Iterator[tuple[SiteName, Answer]]:
-        """Every site's answer as it comes; who is gone or late is not waited for."""
-        end = time.monotonic() + seconds
+        """Ask every site that is here; the answers come as they come."""
         bodies: dict[int, Body] = {}  # sites that are sent the same packet share its bytes
         open_: dict[Future[Answer], SiteName] = {}
         here = self.line.here() - self.line.back()
         for name, request in requests.items():
             if name not in here:
-                yield name, Answer({}, error="away")
                 continue
             packet = packets.get(name)
             if packet is not None and id(packet) not in bodies:
@@ -261,7 +267,13 @@ class FlareWire:
             body = b"" if packet is None else bodies[id(packet)]
             ask: Callable[..., Answer] = self.line.ask
             open_[self._threads.submit(ask, name, request, body, seconds, rooms.get(name, ROWS))] = name
-        bodies.clear()
+        return self._answers([name for name in requests if name not in here], open_, time.monotonic() + seconds)
+
+    def _answers(
+        self, away: Sequence[SiteName], open_: dict[Future[Answer], SiteName], end: float
+    ) -> Iterator[tuple[SiteName, Answer]]:
+        """Every site's answer as it comes; who is gone or late is not waited for."""
+        yield from ((name, Answer({}, error="away")) for name in away)
         while open_:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
             for future in done:
