@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -21,7 +19,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from benchmarks.measuring import Measured, anonymous, load
+from benchmarks.measuring import Measured, load, peak_of_tree
 from benchmarks.small import SITES, small_study, write_small
 from consilium.federation.kits import ALLOWED
 from consilium.federation.office import Office
@@ -113,24 +111,18 @@ def large_messages(folder: Path, repeats: int) -> list[Measured]:
     size = study.method.megabytes * (1 << 20)
     with local_federation(study, SITES[:1], folder / "large") as (local, office):
         _allow_ourselves(local, "benchmarks.nothing:Bulk")
-        job = office.submit(study)
-        peak = 0
-        while not office.over(job):
-            server = psutil.Process(local.processes["server"].pid)
-            pids = [server.pid, *(child.pid for child in server.children(recursive=True))]
-            end = time.monotonic() + 2.0
-            while time.monotonic() < end:
-                with contextlib.suppress(OSError):  # a process that has ended
-                    peak = max(peak, sum(map(anonymous, pids)))
-                time.sleep(0.02)
+        with peak_of_tree(local.processes["server"].pid) as peak:
+            job = office.submit(study)
+            office.wait(job, 1800.0)
         outcome = office.outcome(job)
         if outcome["state"] != "finished":
             raise RuntimeError(outcome["said"])
         seconds = _rounds(local)[-1]
     what = "the server's memory while 1 GB goes to a site and back"
     facts = {"seconds for a round": seconds, "load": load()}
+    took = peak()
     return [
-        Measured("federation", what, peak / 1e6, "what it must hold", size / 1e6, "MB", peak / size, 3.0, facts=facts)
+        Measured("federation", what, took / 1e6, "what it must hold", size / 1e6, "MB", took / size, 3.0, facts=facts)
     ]
 
 

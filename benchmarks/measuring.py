@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -210,6 +210,26 @@ def peak_of(pids: Sequence[int], every: float = 0.001) -> Iterator[Peak]:
     watcher.start()
     try:
         yield peak
+    finally:
+        over.set()
+        watcher.join()
+
+
+@contextmanager
+def peak_of_tree(pid: int, every: float = 0.02) -> Iterator[Callable[[], int]]:
+    """The most memory of their own that a process and all its children had together, however long others take."""
+    seen, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(every):
+            with suppress(OSError, psutil.Error):  # a process that has ended
+                children = psutil.Process(pid).children(recursive=True)
+                seen[0] = max(seen[0], sum(anonymous(each) for each in (pid, *(child.pid for child in children))))
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: seen[0]
     finally:
         over.set()
         watcher.join()

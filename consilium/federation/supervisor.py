@@ -23,6 +23,7 @@ QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
     "NVFLARE_RM_QUERY_INTERVAL": "1",
 }
+THRIFT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # the server gives a message's memory back as soon as it is not needed
 PAUSE = 2.0  # seconds before a process that ended is started again
 
 
@@ -53,11 +54,12 @@ def command(folder: Path, kind: str, name: str) -> list[str]:
     ]
 
 
-def environment(hospital: Path | None = None) -> dict[str, str]:
+def environment(kind: str, hospital: Path | None = None) -> dict[str, str]:
     """One thread per process, this package first, and of a site its hospital.toml."""
     paths = [path for path in (os.getcwd(), *sys.path) if path]
     own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
-    return {**os.environ, **QUICK, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **own}
+    thrift = THRIFT if kind == "server" else {}  # training would be slower by it
+    return {**os.environ, **QUICK, **thrift, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **own}
 
 
 def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list[str], dict[str, str]]:
@@ -71,7 +73,7 @@ def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list
         if settings.site != facts["name"]:
             raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
         Path(settings.memory).mkdir(parents=True, exist_ok=True)
-    return command(folder, kind, str(facts["name"])), environment(hospital)
+    return command(folder, kind, str(facts["name"])), environment(kind, hospital)
 
 
 def _keep_jobs_here(folder: Path) -> None:
