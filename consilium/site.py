@@ -232,9 +232,12 @@ class Task(ABC):
         """A new network. `kind`: "model", "selector" (one output per label given), "teacher"."""
 
     @abstractmethod
-    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
+    def loss(
+        self, output: Any, batch: Batch, labels: Sequence[str] | None = None, weights: Tensor | None = None
+    ) -> Tensor:
         """What a network's output is worth on a batch; `labels` are those of its outputs, if not all.
 
+        With `weights` (batch) it is Σ_j w_j L_j / B: how much each case counts.
         Where a truth does not show a label (`batch.labels`), nothing is learned about it, not even its absence.
         """
 

@@ -1,4 +1,4 @@
-"""UFPS, Eqs. 5 and 9, voxels that are left out and cases that are weighed, by hand."""
+"""UFPS, Eqs. 5 and 9, voxels that are left out, by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilium.learning.main_teacher import Refined, refined
-from consilium.learning.noisy_labels import left_out, reverse_cross_entropy, reverse_factor, weighed
+from consilium.learning.noisy_labels import left_out, reverse_cross_entropy, reverse_factor
 from consilium.learning.pseudo_labels import Said
 from consilium.networks.plain_unet import Supervised
 from consilium.networks.unet import UNet
@@ -135,20 +135,6 @@ def test_an_organ_without_positives_is_hardly_pushed_by_dice() -> None:
         alone.loss(logits := output.detach().requires_grad_(), batch_of(torch.zeros_like(truth))), logits
     )[0]
     assert push.abs().max() < 1e-4 * output.grad.abs().max()
-
-
-def test_cases_are_weighed_one_by_one() -> None:
-    generator = torch.Generator().manual_seed(1)
-    main, aside = torch.randn(2, 3, 4, 4, generator=generator), torch.randn(2, 3, 4, 4, generator=generator)
-    truth = torch.randint(0, 3, (2, 4, 4), generator=generator)
-    output = Supervised(main, ((0.4, aside),))
-    apart = [
-        TASK.loss(Supervised(main[i : i + 1], ((0.4, aside[i : i + 1]),)), batch_of(truth[i : i + 1])) for i in (0, 1)
-    ]
-    both = weighed(TASK, output, batch_of(truth), torch.tensor([0.5, 2.0]))
-    assert both.item() == pytest.approx((0.5 * apart[0] + 2.0 * apart[1]).item() / 2, rel=1e-5)
-    even = weighed(TASK, output, batch_of(truth), torch.ones(2))
-    assert even.item() == pytest.approx(TASK.loss(output, batch_of(truth)).item(), rel=1e-5)
 
 
 def test_reverse_cross_entropy_by_hand() -> None:
