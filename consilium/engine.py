@@ -101,6 +101,10 @@ class _Run:
             self._check_attendance(phase, round)
         for warning in self.method.check(self.task, self.roster, study.local):
             folder.note("warning", text=warning)
+        bare = {name: card.unlabelled for name, card in self.roster.items() if card.unlabelled}
+        if bare and not self.method.unlabelled:
+            whose = ", ".join(f"{n} of {name}" for name, n in bare.items())
+            folder.note("warning", text=f"cases without a mask are left out: {whose}; methods with teachers use them.")
 
     def _check_attendance(self, phase: Phase, round: Round) -> None:
         """Refuse a round that can never have enough answers: no waiting would help."""

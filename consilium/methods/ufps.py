@@ -228,8 +228,9 @@ class UFPS(PseudoLabelled):
             complete = target.labels is None
             if got.gmt and complete:
                 decided = task.infer(got.global_, batch.images).argmax(1).to(said.others)
+                drawn = own & ~batch.bare[:, None]
                 labels, doubtful = refined(
-                    said, decided, own, self.agreement, self.gmt == "intersection", self.gmt_guard, len(own)
+                    said, decided, drawn, self.agreement, self.gmt == "intersection", self.gmt_guard
                 )
                 target = replace(target, truth=with_truth(labels, batch.truth))
                 ignored = doubtful & (batch.truth == 0)

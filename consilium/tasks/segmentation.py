@@ -121,7 +121,7 @@ class Segmentation(Task):
         each = self._dice_by_case(output, target).flatten(1).mean(1)
         if self.loss_name == "dice+ce":
             each = each + _cross_entropy(output, target).flatten(1).mean(1)
-        return (weights * each).mean()
+        return torch.mean(weights * each)
 
     @cached_property
     def _values(self) -> list[list[int]]:

@@ -31,10 +31,10 @@ def heard(teacher: list[int], own: tuple[int, ...] = ()) -> Said:
 
 
 def refine(teacher: list[int], model: list[int], own: tuple[int, ...] = (), **how: Any) -> Refined:
-    mine = torch.tensor([c in own for c in range(3)])
+    mine = torch.tensor([[c in own for c in range(3)]])
     wanted = {"agreement": 0.8, "intersect": True, "guard": False, **how}
     decided = torch.tensor([model], dtype=torch.uint8)
-    return refined(heard(teacher, own), decided, mine, classes=3, **wanted)
+    return refined(heard(teacher, own), decided, mine, **wanted)
 
 
 def test_where_they_agree_enough_the_intersection_is_the_label() -> None:
@@ -91,10 +91,24 @@ def test_claims_on_what_the_site_annotates_are_void() -> None:
     assert labels.tolist() == [[0, 0, 2, 2]] and not ignored.any()
 
 
+def test_a_case_without_a_mask_takes_claims_on_all_labels() -> None:
+    """The same claims in two cases of a site that annotates label 1, but not in the second."""
+    everything = torch.tensor([[1, 1, 2, 0]] * 2, dtype=torch.uint8)
+    said = Said(torch.tensor([[0, 0, 2, 0], [1, 1, 2, 0]], dtype=torch.uint8), everything, torch.zeros(2, 4))
+    decided = torch.tensor([[0, 0, 2, 1]] * 2, dtype=torch.uint8)
+    own = torch.tensor([[False, True, False], [False, False, False]])
+    guarded, plain = (refined(said, decided, own, 0.3, True, guard) for guard in (True, False))
+    assert plain.labels.tolist() == [[0, 0, 2, 0]] * 2
+    assert plain.ignored.tolist() == [[False] * 4, [True, True, False, True]]
+    # the global model finds none of label 1 where the teachers do: they go on labelling it
+    assert guarded.labels.tolist() == [[0, 0, 2, 0], [1, 1, 2, 0]]
+    assert guarded.ignored.tolist() == [[False] * 4, [False, False, False, True]]
+
+
 def test_every_case_decides_for_itself() -> None:
     said = Said(*(torch.tensor([[1, 1], [2, 0]], dtype=torch.uint8),) * 2, torch.zeros(2, 2))
     decided = torch.tensor([[1, 1], [1, 1]], dtype=torch.uint8)
-    labels, ignored = refined(said, decided, torch.zeros(3, dtype=torch.bool), 0.8, True, False, 3)
+    labels, ignored = refined(said, decided, torch.zeros(2, 3, dtype=torch.bool), 0.8, True, False)
     assert labels.tolist() == [[1, 1], [1, 1]] and not ignored.any()
 
 
