@@ -63,8 +63,8 @@ def write_organs(
 ) -> Path:
     """Three sites with a disc and a square in every image; `hidden_noise` draws hidden labels anew, at random.
 
-    `noise` names a label whose masks are spoilt where it is annotated. So many more images are `unlabelled`: a mask lies
-    beside them as beside the others, but no table names it.
+    `noise` names a label whose masks are spoilt where it is annotated. So many more images are `unlabelled`: a mask
+    lies beside them as beside the others, but no table names it.
     """
     write_federation_toml(folder, "segmentation", list(VALUE), 2, 1)
     for number, (site, labels) in enumerate(ANNOTATED.items()):
