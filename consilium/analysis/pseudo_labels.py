@@ -260,5 +260,7 @@ def curves(kept: Sequence[Kept], labels: Sequence[str]) -> Figure:
             axes.grid(axis="y")
         panels[0].set_ylabel("Dice of the labels")
         handles = [Line2D([], [], color=tint[label], label=label) for label in labels]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(labels)), frameon=False)
+        kinds = {REFINED: "-", TEACHERS: "--", **({f"{REFINED} begins": ":"} if start is not None else {})}
+        handles += [Line2D([], [], color=FAINT, linestyle=dash, label=who) for who, dash in kinds.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), frameon=False)
         return figure
