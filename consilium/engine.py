@@ -162,7 +162,7 @@ class _Run:
             round=sum(phase.counts for phase, _ in self.line[:done]),
             rounds=self.rounds,
             aside=sorted({phase.name for phase, _ in self.line if not phase.counts}),
-            sites={name: card.n for name, card in self.roster.items()},
+            sites={n: c.n + (c.unlabelled if self.method.unlabelled else 0) for n, c in self.roster.items()},
         )
 
         if self.study.privacy.on and not done:
