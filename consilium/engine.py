@@ -112,6 +112,10 @@ class _Run:
             self._check_attendance(phase, round)
         for warning in self.method.check(self.task, self.roster, study.local):
             folder.note("warning", text=warning)
+        bare = {name: card.unlabelled for name, card in self.roster.items() if card.unlabelled}
+        if bare and not self.method.unlabelled:
+            whose = ", ".join(f"{n} of {name}" for name, n in bare.items())
+            folder.note("warning", text=f"cases without a mask are left out: {whose}; methods with teachers use them.")
 
     def _check_attendance(self, phase: Phase, round: Round) -> None:
         """Refuse a round that can never have enough answers: no waiting would help."""
@@ -189,7 +193,7 @@ class _Run:
             round=sum(phase.counts for phase, _ in self.line[:done]),
             rounds=self.rounds,
             aside=sorted({phase.name for phase, _ in self.line if not phase.counts}),
-            sites={name: card.n for name, card in self.roster.items()},
+            sites={n: c.n + (c.unlabelled if self.method.unlabelled else 0) for n, c in self.roster.items()},
         )
 
         if self.study.privacy.on and not done:

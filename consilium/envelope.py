@@ -55,8 +55,9 @@ class RollCall:
 
 
 def card_to_json(card: SiteCard) -> dict[str, Any]:
-    return {**asdict(card), "labels": list(card.labels)}
+    facts = {**asdict(card), "labels": list(card.labels)}
+    return facts if card.unlabelled else {key: value for key, value in facts.items() if key != "unlabelled"}
 
 
 def card_from_json(facts: Mapping[str, Any]) -> SiteCard:
-    return SiteCard(facts["name"], facts["index"], facts["n"], tuple(facts["labels"]))
+    return SiteCard(facts["name"], facts["index"], facts["n"], tuple(facts["labels"]), facts.get("unlabelled", 0))

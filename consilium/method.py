@@ -93,6 +93,7 @@ class Method(ABC):
     headline: ClassVar[str]  # the model the method is about: "global", "personal", "super", "local", "pooled"
     deployable: ClassVar[bool] = True  # False: simulation only
     pooled: ClassVar[bool] = False  # True: trains on one virtual site that holds all cases
+    unlabelled: ClassVar[bool] = False  # True: also learns from cases without a mask, by labels it makes itself
     differences: ClassVar[tuple[str, ...]] = ()  # from the paper, as its page says
 
     @message

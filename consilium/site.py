@@ -25,6 +25,7 @@ class SiteCard:
     index: int  # its place in the roster, in site-name order
     n: int  # training cases
     labels: tuple[str, ...]  # what it annotates
+    unlabelled: int = 0  # more training cases, without a mask: only methods that make labels learn from them
 
 
 Roster = Mapping[SiteName, SiteCard]
@@ -61,6 +62,11 @@ class Batch:
     def labels_of(self, i: int) -> tuple[str, ...] | None:
         """The labels that are annotated in case `i`; what is not annotated there is unknown, not absent."""
         return None if self.labels is None else self.labels[i]
+
+    @property
+    def bare(self) -> Tensor:
+        """Boolean, (batch,): cases without a mask."""
+        return torch.tensor([self.labels_of(i) == () for i in range(len(self.cases))], device=self.images.device)
 
     def spacing_of(self, i: int) -> tuple[float, ...] | None:
         return None if self.spacings is None else self.spacings[i]
@@ -232,9 +238,12 @@ class Task(ABC):
         """A new network. `kind`: "model", "selector" (one output per label given), "teacher"."""
 
     @abstractmethod
-    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
+    def loss(
+        self, output: Any, batch: Batch, labels: Sequence[str] | None = None, weights: Tensor | None = None
+    ) -> Tensor:
         """What a network's output is worth on a batch; `labels` are those of its outputs, if not all.
 
+        With `weights` (batch) it is Σ_j w_j L_j / B: how much each case counts.
         Where a truth does not show a label (`batch.labels`), nothing is learned about it, not even its absence.
         """
 
@@ -306,6 +315,10 @@ class SiteData(Protocol):
     def __len__(self) -> int: ...
     def cases(self, split: str) -> Sequence[str]: ...
     def whole(self, split: str, batch_size: int) -> Iterator[Batch]: ...
+
+    def with_unlabelled(self) -> SiteData:
+        """The same cases and those without a mask; nothing is annotated in these, `batch.labels` says so."""
+        ...
 
     def with_maps(self, maps: Callable[[str], Tensor]) -> SiteData:
         """The same cases, with maps (maps, *spatial) of each beside it in training batches."""

@@ -254,11 +254,13 @@ def open_worker(
 def site_facts(study: Study, federation: Federation, site: SiteName) -> dict[str, Any]:
     """What a site says at roll call."""
     arrays = open_arrays(study, federation, site)
-    n = len(Cases((arrays,), slices=bool(study.preprocess.slices)))
+    cases = Cases((arrays,), slices=bool(study.preprocess.slices))
+    n, more = len(cases), len(cases.with_unlabelled()) - len(cases)
     table = "\n".join(f"{case.name},{case.patient},{case.split}" for case in arrays.cases)
     return {
         "name": site,
         "n": n,
+        **({"unlabelled": more} if more else {}),
         "labels": list(annotated_at(study, federation, site)),
         "cases": len(arrays.cases),
         "table": hashlib.sha256(table.encode()).hexdigest()[:16],

@@ -54,18 +54,26 @@ SPLITS = ("train", "train", "train", "valid", "test")
 
 
 def write_organs(
-    folder: Path, hidden_noise: bool = False, noise: str = "", size: int = 16, splits: tuple[str, ...] = SPLITS
+    folder: Path,
+    hidden_noise: bool = False,
+    noise: str = "",
+    size: int = 16,
+    splits: tuple[str, ...] = SPLITS,
+    unlabelled: int = 0,
 ) -> Path:
     """Three sites with a disc and a square in every image; `hidden_noise` draws hidden labels anew, at random.
 
-    `noise` names a label whose masks are spoilt where it is annotated.
+    `noise` names a label whose masks are spoilt where it is annotated. So many more images are `unlabelled`: a mask
+    lies beside them as beside the others, but no table names it.
     """
     write_federation_toml(folder, "segmentation", list(VALUE), 2, 1)
     for number, (site, labels) in enumerate(ANNOTATED.items()):
         cases = []
         for sub in ("images", "labels"):
             (folder / site / sub).mkdir(parents=True)
-        for index, split in enumerate(splits):
+        drawn = {**dict(enumerate(splits)), **{100 + i: "train" for i in range(unlabelled)}}
+        for index, split in drawn.items():
+            known = labels if index < 100 else ()
             rng, dice = np.random.default_rng([number, index]), np.random.default_rng([99, number, index])
             y, x = np.mgrid[:size, :size]
             mask = np.zeros((size, size), np.uint8)
@@ -73,16 +81,16 @@ def write_organs(
             top, left = rng.integers(8, 11), rng.integers(2, 10)
             mask[top : top + 5, left : left + 5] = 2
             image = rng.normal(60 + 20 * number, 8, mask.shape) + 70 * (mask == 1) + 120 * (mask == 2)
-            unknown = [value for label, value in VALUE.items() if label not in labels]
+            unknown = [value for label, value in VALUE.items() if label not in known]
             if hidden_noise and unknown:
-                free = ~np.isin(mask, [VALUE[label] for label in labels])
+                free = ~np.isin(mask, [VALUE[label] for label in known])
                 mask[free] = dice.choice([0, *unknown], int(free.sum()))
             if noise in labels:
                 mask[mask == VALUE[noise]] = dice.choice([0, VALUE[noise]], int((mask == VALUE[noise]).sum()))
             paths = [folder / site / sub / f"{index}.png" for sub in ("images", "labels")]
             Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(paths[0])
             Image.fromarray(mask).save(paths[1])
-            cases.append(Case(f"{site}{index}", f"p{index}", split, *paths))
+            cases.append(Case(f"{site}{index}", f"p{index}", split, paths[0], paths[1] if known else None))
         write_site(folder, site, cases, labels)
     return folder
 

@@ -12,6 +12,7 @@ from consilium.analysis.opening import OpenRun
 from consilium.analysis.overlays import Masks, Shown
 from consilium.analysis.pseudo_labels import REFINED, Labelled, checked, labelled, main_teacher
 from consilium.errors import RunError
+from consilium.methods.ufps import UFPS
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import SiteName
 
@@ -49,13 +50,21 @@ def examples(run: OpenRun, sites: Sequence[SiteName]) -> list[Example]:
     for site in sites:
         one = next(labelled(run, site, run.server), None)
         if one is not None:
-            found.append(_example(site, one, task))
+            found.append(_example(site, one, task, method))
     if not found:
         raise RunError("these sites have no training cases to show.")
     return found
 
 
-def _example(site: SiteName, one: Labelled, task: Segmentation) -> Example:
+def branch(share: float | None, method: UFPS) -> str:
+    """Which labels Eq. 5 takes; where the global model finds nothing, there is nothing to disagree with."""
+    if method.gmt == "global":
+        return "the global model's"
+    meets = share is None or share >= method.agreement
+    return f"{'≥' if meets else '<'} {100 * method.agreement:g} %: {'both' if meets else 'the global model'}"
+
+
+def _example(site: SiteName, one: Labelled, task: Segmentation, method: UFPS) -> Example:
     assert one.decided is not None
 
     def masks(mask: Tensor) -> Masks:
@@ -67,7 +76,7 @@ def _example(site: SiteName, one: Labelled, task: Segmentation) -> Example:
     share = shared(one.claimed, one.decided)
     shown = Shown(
         site, one.case, one.image.numpy(), masks(one.truth), task.labels,
-        {name: masks(mask) for name, mask in drawn.items()}, {"both": percent(share)},
+        {name: masks(mask) for name, mask in drawn.items()}, {"both": percent(share), "taught": branch(share, method)},
     )  # fmt: skip
     organs = {label: shared(one.claimed, one.decided, k) for k, label in enumerate(task.labels, start=1)}
     return Example(shown, share, organs)

@@ -116,7 +116,7 @@ def _of_batch(method: PseudoLabelled, site: Site, server: Any, batch: Batch) -> 
     """The same for a batch, every tensor with its axis of cases."""
     task, own = site.task, site.card.labels
     drawn = {name: site.roster[name].labels for name in server.teachers}
-    heard = said(opinions(task, server.teachers, drawn, batch.images), task.labels, own, method.priority)
+    heard = said(opinions(task, server.teachers, drawn, batch.images), task.labels, own, batch.bare, method.priority)
     is_own = torch.tensor([False, *(label in own for label in task.labels)])
     annotation = torch.where(is_own[batch.truth.long()], batch.truth, 0)
     labels = {TEACHERS: with_truth(heard.others, annotation)}
@@ -125,7 +125,8 @@ def _of_batch(method: PseudoLabelled, site: Site, server: Any, batch: Batch) -> 
         decided = task.infer(server.global_, batch.images).argmax(1).to(heard.others)
         foreign = torch.where(is_own[decided.long()], 0, decided)
         meets = method.gmt == "intersection"
-        made = refined(heard, decided, is_own, method.agreement, meets, method.gmt_guard, len(is_own))
+        drawn_here = is_own.expand(len(decided), -1)
+        made = refined(heard, decided, drawn_here, method.agreement, meets, method.gmt_guard)
         labels |= {GLOBAL: with_truth(foreign, annotation), REFINED: with_truth(made.labels, annotation)}
         ignored = made.ignored & (annotation == 0)
     return Labelled("", batch.images, batch.truth, labels, ignored, heard.everything, decided)
@@ -259,5 +260,7 @@ def curves(kept: Sequence[Kept], labels: Sequence[str]) -> Figure:
             axes.grid(axis="y")
         panels[0].set_ylabel("Dice of the labels")
         handles = [Line2D([], [], color=tint[label], label=label) for label in labels]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(labels)), frameon=False)
+        kinds = {REFINED: "-", TEACHERS: "--", **({f"{REFINED} begins": ":"} if start is not None else {})}
+        handles += [Line2D([], [], color=FAINT, linestyle=dash, label=who) for who, dash in kinds.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), frameon=False)
         return figure

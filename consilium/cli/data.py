@@ -31,6 +31,9 @@ def phantom(
         int | None,
         typer.Option(help="Abdomen only: which class division of the UFPS paper its sites annotate: 1, 2, 3."),
     ] = None,
+    unlabelled: Annotated[
+        int, typer.Option(min=0, help="Abdomen only: so many more training cases, without a mask.")
+    ] = 0,
 ) -> None:
     """Write a synthetic federation as site folders.
 
@@ -39,7 +42,7 @@ def phantom(
     from consilium.data.phantoms import write_phantom
     from consilium.data.site_folder import read_federation
 
-    write_phantom(kind, to, cases, size, seed, sites, division)
+    write_phantom(kind, to, cases, size, seed, sites, division, unlabelled)
     _say_sites(read_federation(to))
     typer.echo(str(to))
 
@@ -91,10 +94,12 @@ def partition(
 
 
 def _say_sites(federation: Federation) -> None:
-    from consilium.data.check import counts
+    from consilium.data.check import counts, unlabelled
 
+    bare = unlabelled(federation)
     for site, splits in counts(federation).items():
         said = ", ".join(f"{n} {split}" for split, n in splits.items() if n)
+        said += f"; {bare[site]} without a mask" if site in bare else ""
         if federation.task == "classification":
             seen = {case.label for case in federation.sites[site].cases}
             own = [label for label in federation.labels if label in seen]
@@ -136,6 +141,7 @@ def check(
             "faults": [asdict(fault) for fault in finding.faults],
             "notes": list(finding.notes),
             "counts": finding.counts,
+            "unlabelled": finding.unlabelled,
         }))  # fmt: skip
     else:
         _show(finding, folder)

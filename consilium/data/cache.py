@@ -53,18 +53,24 @@ class SiteArrays:
     def __len__(self) -> int:
         return len(self.cases)
 
-    def indices(self, split: str) -> list[int]:
-        return [i for i, case in enumerate(self.cases) if case.split == split]
+    def indices(self, split: str, unlabelled: bool = False) -> list[int]:
+        """The cases of a split; those without a mask only where they are asked for."""
+        return [i for i, c in enumerate(self.cases) if c.split == split and (unlabelled or c.label is not None)]
 
     def image(self, i: int) -> NDArray[np.float32]:
         """Case `i` as (channels, *spatial), a read-only view into the file."""
         return _cut(self._images, self._index[i]["image"])
 
     def truth(self, i: int) -> NDArray[np.uint8] | int:
-        """The mask (*spatial), read-only, without the labels this site does not annotate; or the class index."""
+        """The mask (*spatial), read-only, without the labels this site does not annotate; or the class index.
+
+        Of a case without a mask it is empty: all is unknown in it.
+        """
         entry = self._index[i]
         if "class" in entry:
             return int(entry["class"])
+        if "mask" not in entry:
+            return np.zeros(entry["image"]["shape"][1:], dtype=np.uint8)
         mask = _cut(self._masks, entry["mask"])
         if self._shown is None or self._is_complete(i):
             return mask
@@ -74,6 +80,8 @@ class SiteArrays:
 
     def labels(self, i: int) -> tuple[str, ...]:
         """What the truth of case `i` shows; all else is unknown in it."""
+        if self.cases[i].label is None:
+            return ()
         return self.complete if self.complete is not None and self._is_complete(i) else self.annotated
 
     def _is_complete(self, i: int) -> bool:
@@ -272,10 +280,10 @@ def _build(federation: Federation, site: SiteFolder, how: Preprocess, folder: Pa
                 entry: dict[str, Any] = {"image": _append(images, array), "undo": undo.to_json()}
                 if seen.image.geometry is not None:
                     entry["spacing"] = undo.spacing(seen.image.spacing)
-                if seen.mask is None:
-                    entry["class"] = federation.labels.index(str(case.label))
-                else:
+                if seen.mask is not None:
                     entry["mask"] = _append(masks, forward_mask(seen.mask, undo))
+                elif case.label is not None:
+                    entry["class"] = federation.labels.index(str(case.label))
             except ImageError as error:
                 faults.append(blame(federation, site.name, case.name, case.image, error.sentence))
                 continue

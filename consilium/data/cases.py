@@ -60,22 +60,26 @@ class Cases:
     patch: tuple[int, ...] = ()  # train on patches of this size; () takes whole images
     slices: bool = False  # volumes are taken apart along their first axis; training sees slices with a label only
     maps: Callable[[str], Tensor] | None = None  # by case, (maps, *spatial): cut and turned with the training images
+    unlabelled: bool = False  # training cases without a mask are among them, with a truth that shows no label
 
     def __len__(self) -> int:
         return sum(map(len, self._training))
 
     def cases(self, split: str) -> Sequence[str]:
-        return [part.cases[i].name for part in self.parts for i in part.indices(split)]
+        return [part.cases[i].name for part in self.parts for i in part.indices(split, self.unlabelled)]
 
     @cached_property
     def _training(self) -> list[list[Place]]:
         """The training cases, part by part."""
-        return [[place for i in part.indices("train") for place in self._taken_apart(part, i)] for part in self.parts]
+        return [
+            [place for i in part.indices("train", self.unlabelled) for place in self._taken_apart(part, i)]
+            for part in self.parts
+        ]
 
     def _taken_apart(self, part: SiteArrays, i: int) -> list[Place]:
         if not self.slices:
             return [Place(part, i)]
-        labelled = np.asarray(part.truth(i)).any(axis=(1, 2))
+        labelled = np.asarray(part.truth(i)).any(axis=(1, 2)) | (part.labels(i) == ())
         return [Place(part, i, int(z)) for z in np.flatnonzero(labelled)]
 
     def batches(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
@@ -105,10 +109,13 @@ class Cases:
     def with_maps(self, maps: Callable[[str], Tensor]) -> Cases:
         return replace(self, maps=maps)
 
+    def with_unlabelled(self) -> Cases:
+        return replace(self, unlabelled=True)
+
     def whole(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Unaugmented whole cases in table order; neighbours of one shape share a batch, a volume's slices are one."""
         group: list[Loaded] = []
-        for place in (Place(part, i) for part in self.parts for i in part.indices(split)):
+        for place in (Place(part, i) for part in self.parts for i in part.indices(split, self.unlabelled)):
             if self.slices:
                 slices = [Place(place.part, place.index, z) for z in range(place.image().shape[1])]
                 yield replace(_batch([(s.image(), s.truth(), None, s) for s in slices]), volume=True)

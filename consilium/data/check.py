@@ -39,7 +39,7 @@ from consilium.data.site_folder import (
 )
 from consilium.errors import DataError
 
-__all__ = ["Examined", "Fault", "Finding", "blame", "check", "counts", "examine", "file_hash", "fix"]
+__all__ = ["Examined", "Fault", "Finding", "blame", "check", "counts", "examine", "file_hash", "fix", "unlabelled"]
 
 
 TWINS = 10  # notes about identical images; the rest are counted
@@ -52,6 +52,7 @@ class Finding:
     faults: tuple[Fault, ...]
     notes: tuple[str, ...]
     counts: Mapping[str, Mapping[str, int]]  # {"site": {"train": 4, "valid": 2, "test": 2, "empty": 0}}
+    unlabelled: Mapping[str, int]  # of these, cases without a mask, where there are some
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def check(folder: Path) -> Finding:
     tables = survey(folder)
     federation = tables.federation
     if federation is None:
-        return Finding(tables.faults, (), {})
+        return Finding(tables.faults, (), {}, {})
     faults = list(tables.faults)
     facts = []
     for site in federation.sites.values():
@@ -94,7 +95,7 @@ def check(folder: Path) -> Finding:
                 facts.append(_remember(site, case, seen))
     for row in tables.rejected:
         faults += examine(federation, row.site, row.name, row.image, row.label).faults
-    return Finding(tuple(faults), tuple(_notes(federation, facts)), counts(federation))
+    return Finding(tuple(faults), tuple(_notes(federation, facts)), counts(federation), unlabelled(federation))
 
 
 def counts(federation: Federation) -> dict[str, dict[str, int]]:
@@ -104,6 +105,12 @@ def counts(federation: Federation) -> dict[str, dict[str, int]]:
         number = Counter(case.split or "empty" for case in site.cases)
         table[site.name] = {split: number[split] for split in (*SPLITS, "empty")}
     return table
+
+
+def unlabelled(federation: Federation) -> dict[str, int]:
+    """The number of cases without a mask, of the sites that have such."""
+    number = {name: sum(case.label is None for case in site.cases) for name, site in federation.sites.items()}
+    return {name: n for name, n in number.items() if n}
 
 
 def blame(federation: Federation, site: str, case: str, file: Path, sentence: str) -> Fault:
@@ -236,6 +243,10 @@ def _notes(federation: Federation, facts: list[_Facts]) -> list[str]:
             notes.append(f"site {site!r} has {waiting} without a split; `consilium check --split` draws them.")
         else:
             notes += [f"site {site!r} has no {split} cases." for split in SPLITS if not number[split]]
+    notes += [
+        f"site {site!r} has {_count(n, 'case')} without a mask; methods with teachers learn from them, others do not."
+        for site, n in unlabelled(federation).items()
+    ]
     if federation.task == "segmentation":
         for folder in federation.sites.values():
             values = {value for fact in facts if fact.site == folder.name for value in fact.values}

@@ -30,7 +30,7 @@ class Case:
     patient: str
     split: str  # "train" | "valid" | "test" | "" (not drawn yet)
     image: Path
-    label: Path | str  # the mask's path, or the class name
+    label: Path | str | None  # the mask's path, or the class name; None: it has no mask
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def write_site(
     lines += [f"source = {_toml(source)}", f"licence = {_toml(licence)}"]
     rows = []
     for case in cases:
-        label = case.label if isinstance(case.label, str) else _inside(case.label, place)
+        label = _inside(case.label, place) if isinstance(case.label, Path) else case.label or ""
         values = (case.name, case.patient, case.split, _inside(case.image, place), label)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     write_table(place / "cases.csv", Table(COLUMNS, tuple(rows)))
@@ -310,7 +310,7 @@ def _read_site(federation: Federation, place: Path, faults: list[Fault], rejecte
     except DataError as error:
         faults.append(Fault(name, "", f"{place.name}/cases.csv", str(error)))
         return None
-    cases = _read_cases(federation, place, name, table, faults, rejected)
+    cases = _read_cases(federation, place, name, table, "annotated" in facts, faults, rejected)
     if wrong:
         rejected += [_reject(name, case) for case in cases]
         return None
@@ -327,10 +327,14 @@ def _read_cases(
     place: Path,
     site: str,
     table: Table,
+    maskless: bool,
     faults: list[Fault],
     rejected: list[Rejected],
 ) -> tuple[Case, ...]:
-    """The sound cases; every fault of every row is added to `faults`, and the row to `rejected`."""
+    """The sound cases; every fault of every row is added to `faults`, and the row to `rejected`.
+
+    `maskless`: a case may be without a mask, since the site says what its masks show.
+    """
     file = f"{place.name}/cases.csv"
     if not table.rows:
         faults.append(Fault(site, "", file, "has no case; write one line per case."))
@@ -346,16 +350,33 @@ def _read_cases(
         if split in SPLITS:
             split_of.setdefault(patient, split)
         image_fault = inside.fault("image", row["image"])
-        label_fault = inside.fault("label", row["label"]) if masks else _class_fault(row["label"], federation.labels)
+        if masks and not row["label"]:
+            label_fault = _maskless_fault(split, maskless)
+        else:
+            label_fault = (
+                inside.fault("label", row["label"]) if masks else _class_fault(row["label"], federation.labels)
+            )
         wrong += [sentence for sentence in (image_fault, label_fault) if sentence]
-        image, label = place / row["image"], place / row["label"]
+        image, mask = place / row["image"], place / row["label"] if masks and row["label"] else None
         if wrong:
             faults += [Fault(site, name, file, sentence) for sentence in wrong]
-            seen_label = label if masks and not label_fault else None
-            rejected.append(Rejected(site, name, None if image_fault else image, seen_label))
+            rejected.append(Rejected(site, name, None if image_fault else image, None if label_fault else mask))
         else:
-            cases.append(Case(name, patient, split, image, label if masks else row["label"]))
+            cases.append(Case(name, patient, split, image, mask if masks else row["label"]))
     return tuple(cases)
+
+
+def _maskless_fault(split: str, allowed: bool) -> str:
+    if not allowed:
+        return (
+            "label is missing; write the mask's path relative to the site's folder. Cases without a mask are for "
+            "sites whose site.toml says with `annotated` what their masks show."
+        )
+    return (
+        ""
+        if split in ("train", "")
+        else f"label is missing, so nothing can be scored on this {split} case; make it train."
+    )
 
 
 def _class_fault(name: str, labels: tuple[str, ...]) -> str:

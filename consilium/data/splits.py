@@ -23,7 +23,8 @@ def draw_splits(
     """Fills the empty splits of every site's table, patient by patient, and returns the cases per site and split.
 
     What is already assigned stays. A new case of a known patient joins that patient's split; every other patient goes
-    where the site's patients so far fall furthest short of the shares (train, valid, test).
+    where the site's patients so far fall furthest short of the shares (train, valid, test). Patients with a case that
+    has no mask are for training; those with no other case are not counted in the shares.
     """
     if len(shares) != 3 or not all(share >= 0 for share in shares) or not math.isclose(sum(shares), 1, abs_tol=1e-6):
         raise DataError(f"the shares {shares} are not train,valid,test that add up to 1; try 0.5,0.25,0.25.")
@@ -37,9 +38,17 @@ def draw_splits(
 def _assign(site: SiteFolder, shares: tuple[float, float, float], seed: int) -> dict[str, str]:
     """The split of every patient of a site."""
     split_of = {case.patient: case.split for case in site.cases if case.split}
-    new = {case.patient for case in site.cases} - split_of.keys()
-    wanted = {split: share * (len(split_of) + len(new)) for split, share in zip(SPLITS, shares, strict=True)}
-    got = Counter(split_of.values())
+    bare = {case.patient for case in site.cases if case.label is None}
+    for patient in sorted(bare):
+        if split_of.setdefault(patient, "train") != "train":
+            raise DataError(
+                f"{site.folder.name}/cases.csv: patient {patient!r} is in {split_of[patient]} and has a case without a "
+                "mask, which is of use in training only; take it out, or write train for the patient's other cases."
+            )
+    drawn = {case.patient for case in site.cases if case.label is not None}
+    new = drawn - split_of.keys()
+    wanted = {split: share * len(drawn) for split, share in zip(SPLITS, shares, strict=True)}
+    got = Counter(split for patient, split in split_of.items() if patient in drawn)
     for patient in _shuffled(new, seed, site.name):
         split = max(SPLITS, key=lambda split: wanted[split] - got[split])
         split_of[patient] = split

@@ -92,6 +92,7 @@ def _training(study: Study, view: RunView) -> Facts:
         counts = {split: len(seen[name, split] - {""}) for split in ("valid", "test")}
         sites[name] = {
             "train": 0 if guest else known.get("n", 0), **counts,
+            "unlabelled": known.get("unlabelled", 0) if study.method.unlabelled and not guest else 0,
             "labels": list(known.get("labels", study.facts.labels)), "guest": guest,
         }  # fmt: skip
     return {

@@ -91,7 +91,8 @@ def _trained_on(facts: Facts) -> list[str]:
     table = [
         [
             name + (" (guest: scored, not trained on)" if site["guest"] else ""),
-            *(str(site[split]) for split in ("train", "valid", "test")),
+            str(site["train"]) + (f" and {site['unlabelled']} without a mask" if site["unlabelled"] else ""),
+            *(str(site[split]) for split in ("valid", "test")),
             ", ".join(site["labels"]),
         ]
         for name, site in training["sites"].items()

@@ -19,26 +19,24 @@ class Refined(NamedTuple):
     ignored: Tensor
 
 
-def refined(
-    said: Said, decided: Tensor, own: Tensor, agreement: float, intersect: bool, guard: bool, classes: int
-) -> Refined:
+def refined(said: Said, decided: Tensor, own: Tensor, agreement: float, intersect: bool, guard: bool) -> Refined:
     """Labels of the global model (`decided`, integers), refined by the teachers' case by case.
 
     Eq. 5: where the two share at least `agreement` of the model's foreground, only what they agree on is a label, and
     voxels they disagree on are ignored; else the model's own labels are taken. Without `intersect`, always those.
-    `own` (classes) tells which labels the site annotates: claims on them are void, its annotation follows.
+    `own` (batch, classes) tells which labels the site annotates there: claims on them are void, its annotation follows.
     """
     shared = ((said.everything == decided) & (decided > 0)).flatten(1).sum(1)
     found = (decided > 0).flatten(1).sum(1)
     rows = (len(decided), *[1] * (decided.dim() - 1))
     meet = ((shared >= agreement * found) & intersect).view(rows)
-    model = torch.where(own[decided.long()], 0, decided.long())
+    model = torch.where(own.gather(1, decided.flatten(1).long()).view_as(decided), 0, decided.long())
     teacher = said.others.long()
     labels = torch.where(meet & (model != teacher), 0, model)
     ignored = meet & (model != teacher)
     if guard:
-        for c in range(1, classes):
-            if own[c]:
+        for c in range(1, own.shape[1]):
+            if own[:, c].all():
                 continue
             theirs = teacher == c
             both = (theirs & (model == c)).flatten(1).sum(1)

@@ -1,26 +1,17 @@
-"""Learning from labels that may be wrong: voxels left out, cases weighed, the reverse cross entropy (UFPS, Eq. 9)."""
+"""Learning from labels that may be wrong: voxels left out, the reverse cross entropy (UFPS, Eq. 9)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from consilium.networks.plain_unet import Supervised
-from consilium.site import Batch, Task
 
 SURE = 1e4  # a logit no other comes near
 LEAST = 1e-4  # what a label of probability 0 is taken for, so that its logarithm is finite
-
-
-def per_head(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """An output with the logits of every head changed."""
-    if isinstance(output, Supervised):
-        return Supervised(change(output.main), tuple((weight, change(aside)) for weight, aside in output.asides))
-    return change(output)
 
 
 def left_out(output: Any, ignored: Tensor) -> Any:
@@ -34,16 +25,9 @@ def left_out(output: Any, ignored: Tensor) -> Any:
         quiet[:, 0] = SURE
         return torch.where(ignored[:, None], quiet, logits)
 
-    return per_head(output, change)
-
-
-def weighed(task: Task, output: Any, batch: Batch, weights: Tensor) -> Tensor:
-    """Σ_j w_j L_j / B: the task's loss with a weight for every case."""
-    parts = [
-        weights[j] * task.loss(per_head(output, lambda logits, j=j: logits[j : j + 1]), batch.only(j))  # type: ignore[misc]
-        for j in range(len(batch.cases))
-    ]
-    return torch.stack(parts).mean()
+    if isinstance(output, Supervised):
+        return Supervised(change(output.main), tuple((weight, change(aside)) for weight, aside in output.asides))
+    return change(output)
 
 
 def reverse_cross_entropy(output: Any, truth: Tensor) -> Tensor:

@@ -86,9 +86,17 @@ def entropy(chances: Tensor) -> Tensor:
     return -torch.xlogy(chances, chances).sum(1) / chances.shape[1]
 
 
-def said(given: Sequence[Opinion], labels: Sequence[str], own: Collection[str], priority: Sequence[str] = ()) -> Said:
+def said(
+    given: Sequence[Opinion],
+    labels: Sequence[str],
+    own: Collection[str],
+    bare: Tensor,
+    priority: Sequence[str] = (),
+) -> Said:
+    """`own` labels are the site's to draw, but in its `bare` cases (batch,), which have no mask, teachers draw them."""
     everything = claimed(given, labels, priority)
     others = claimed(given, labels, priority, without=own)
+    others = torch.where(bare.view(-1, *[1] * (others.dim() - 1)), everything, others)
     return Said(others, everything, entropy(merged_chances(given, labels)))
 
 
@@ -107,7 +115,8 @@ def maps_of(
     drawn: dict[str, Tensor] = {}
     sure: dict[str, Tensor] = {}
     for batch in site.data.whole("train", site.local.batch_size):
-        heard = said(opinions(site.task, teachers, labels, batch.images), site.task.labels, site.card.labels, priority)
+        given = opinions(site.task, teachers, labels, batch.images)
+        heard = said(given, site.task.labels, site.card.labels, batch.bare, priority)
         for i, case in enumerate(batch.cases):
             drawn[case] = torch.stack([heard.others[i], heard.everything[i]])
             sure[case] = heard.entropy[i : i + 1].half()

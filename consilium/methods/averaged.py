@@ -67,7 +67,17 @@ class Averaged(Method):
     of: Release
 
     def __post_init__(self) -> None:
-        for name in ("Downlink", "Uplink", "Memory", "Release", "paper", "deployable", "pooled", "differences"):
+        for name in (
+            "Downlink",
+            "Uplink",
+            "Memory",
+            "Release",
+            "paper",
+            "deployable",
+            "pooled",
+            "unlabelled",
+            "differences",
+        ):
             object.__setattr__(self, name, getattr(self.inner, name))
         object.__setattr__(self, "headline", self.inner.headline)
         object.__setattr__(self, "Server", _server_type(self.inner.Server))

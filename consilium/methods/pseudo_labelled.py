@@ -65,6 +65,7 @@ class PseudoLabelled(Method):
 
     headline: ClassVar[str] = "global"
     differences: ClassVar[tuple[str, ...]] = DIFFERENCES
+    unlabelled: ClassVar[bool] = True
     hears_doubt: ClassVar[bool] = False  # `learn` uses the teachers' entropy
 
     @message
@@ -124,7 +125,7 @@ class PseudoLabelled(Method):
         return self.Memory(self.schooled(site))
 
     def start(self, task: Task, roster: Roster) -> Any:
-        n = {name: card.n for name, card in roster.items()}
+        n = {name: card.n + card.unlabelled for name, card in roster.items()}
         return self.Server(task.initial(), n, {}, dict.fromkeys(roster, ()))
 
     def send(self, server: Any, site: SiteCard, round: Round) -> Any:
@@ -148,6 +149,7 @@ class PseudoLabelled(Method):
         school, _, _ = taught(
             site, memory.school, self.teacher_rounds or round.total, self.teacher_rounds or round.total
         )
+        site = replace(site, data=site.data.with_unlabelled())
         school = self._with_teachers(site, school, got.teachers)
         memory = replace(memory, school=school)
         if round.step == 0 and set(self._known(site, school)) < set(site.task.labels):
@@ -197,7 +199,7 @@ class PseudoLabelled(Method):
                 heard = read_maps(batch)
             else:
                 given = opinions(site.task, everyone, _labels(site), batch.images)
-                heard = said(given, site.task.labels, site.card.labels, self.priority)
+                heard = said(given, site.task.labels, site.card.labels, batch.bare.cpu(), self.priority)
                 heard = Said(*(part.to(batch.images.device) for part in heard))
             shown = None if known == site.task.labels else (known,) * len(batch.cases)
             return Lesson(replace(batch, truth=with_truth(heard.others, batch.truth), labels=shown), heard)

@@ -13,7 +13,7 @@ from torch import Tensor
 from consilium.errors import StudyError
 from consilium.learning.fit import Job, fit
 from consilium.learning.main_teacher import refined
-from consilium.learning.noisy_labels import left_out, reverse_cross_entropy, reverse_factor, weighed
+from consilium.learning.noisy_labels import left_out, reverse_cross_entropy, reverse_factor
 from consilium.learning.pseudo_labels import with_truth
 from consilium.learning.sharp_steps import STRATEGIES, Climb, Climbed, Loss, Masks, sharp_fit
 from consilium.learning.sharpness import blank_mask, disputed, top
@@ -228,8 +228,9 @@ class UFPS(PseudoLabelled):
             complete = target.labels is None
             if got.gmt and complete:
                 decided = task.infer(got.global_, batch.images).argmax(1).to(said.others)
+                drawn = own & ~batch.bare[:, None]
                 labels, doubtful = refined(
-                    said, decided, own, self.agreement, self.gmt == "intersection", self.gmt_guard, len(own)
+                    said, decided, drawn, self.agreement, self.gmt == "intersection", self.gmt_guard
                 )
                 target = replace(target, truth=with_truth(labels, batch.truth))
                 ignored = doubtful & (batch.truth == 0)
@@ -237,7 +238,7 @@ class UFPS(PseudoLabelled):
             def loss(output: Any) -> Tensor:
                 if ignored is not None:
                     output = left_out(output, ignored)
-                value = task.loss(output, target) if weights is None else weighed(task, output, target, weights)
+                value = task.loss(output, target, weights=weights)
                 return value + factor * reverse_cross_entropy(output, target.truth) if factor and complete else value
 
             return loss

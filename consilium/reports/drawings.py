@@ -123,8 +123,11 @@ def selected(group: Group) -> Picture | None:
 
 
 def relations(group: Group) -> Picture | None:
-    """How much each site of an APPLE run takes from each other's core; a run from a real federation cannot say."""
-    if group.runs[0].method != "apple":
+    """How much each site of an APPLE run takes from each other's core; a run from a real federation cannot say.
+
+    What `consilium analyse` left of it says more, and is shown in its place.
+    """
+    if group.runs[0].method != "apple" or any((group.runs[0].folder / "analysis").glob("relationships*.json")):
         return None
     from consilium.analysis.relationships import has_relationships, read_relationships  # here: it needs torch
 

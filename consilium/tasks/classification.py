@@ -34,8 +34,12 @@ class Classification(Task):
         network = self.selector if kind == "selector" else self.model
         return network.build(self.dimensions, self.channels, len(self.labels if labels is None else labels))
 
-    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
-        return nn.functional.cross_entropy(output.float(), batch.truth)
+    def loss(
+        self, output: Any, batch: Batch, labels: Sequence[str] | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        if weights is None:
+            return nn.functional.cross_entropy(output.float(), batch.truth)
+        return (weights * nn.functional.cross_entropy(output.float(), batch.truth, reduction="none")).mean()
 
     def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
         return averaged([output.softmax(1) for output in outputs], shares).clamp_min(1e-6).log()

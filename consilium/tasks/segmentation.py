@@ -55,27 +55,41 @@ class Segmentation(Task):
     def _criterion(self) -> nn.Module:
         from monai.losses import DiceCELoss, DiceLoss
 
-        kind = DiceLoss if self.loss_name == "dice" else DiceCELoss
-        if self.overlapping or self.unannotated == "ignored":
-            return kind(sigmoid=True)  # type: ignore[no-any-return]
-        return kind(softmax=True, to_onehot_y=True, include_background=False)  # type: ignore[no-any-return]
+        return DiceLoss(**self._how) if self.loss_name == "dice" else DiceCELoss(**self._how)  # type: ignore[no-any-return]
 
-    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
+    @cached_property
+    def _dice_by_case(self) -> nn.Module:
+        from monai.losses import DiceLoss
+
+        return DiceLoss(**self._how, reduction="none")  # type: ignore[no-any-return]
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        if self.overlapping or self.unannotated == "ignored":
+            return {"sigmoid": True}
+        return {"softmax": True, "to_onehot_y": True, "include_background": False}
+
+    def loss(
+        self, output: Any, batch: Batch, labels: Sequence[str] | None = None, weights: Tensor | None = None
+    ) -> Tensor:
         if isinstance(output, Supervised):
-            losses = [weight * self.loss(logits, batch, labels) for weight, logits in output.asides]
-            return sum(losses, self.loss(output.main, batch, labels))
+            losses = [weight * self.loss(logits, batch, labels, weights) for weight, logits in output.asides]
+            return sum(losses, self.loss(output.main, batch, labels, weights))
         outputs = self.labels if labels is None else tuple(labels)
         known = batch.labels or (self.labels,) * len(batch.truth)
         kinds = sorted(set(known))
         if len(kinds) == 1:
-            return self._loss(output, batch.truth, outputs, kinds[0])
+            return self._loss(output, batch.truth, outputs, kinds[0], weights)
         parts = []
         for shown in kinds:  # pooled sites may annotate different labels
             rows = [i for i, one in enumerate(known) if one == shown]
-            parts.append(self._loss(output[rows], batch.truth[rows], outputs, shown) * (len(rows) / len(known)))
+            counts = None if weights is None else weights[rows]
+            parts.append(self._loss(output[rows], batch.truth[rows], outputs, shown, counts) * (len(rows) / len(known)))
         return torch.stack(parts).sum()
 
-    def _loss(self, output: Tensor, truth: Tensor, outputs: tuple[str, ...], shown: tuple[str, ...]) -> Tensor:
+    def _loss(
+        self, output: Tensor, truth: Tensor, outputs: tuple[str, ...], shown: tuple[str, ...], weights: Tensor | None
+    ) -> Tensor:
         """The loss of cases that all show the same labels, of a network with these outputs."""
         judged = [label for label in outputs if label in shown]
         if not judged:
@@ -84,10 +98,10 @@ class Segmentation(Task):
         if self.overlapping:
             if len(judged) < len(outputs):
                 output = output[:, [outputs.index(label) for label in judged]]
-            return self._criterion(output, self._channels(truth, judged).to(output.dtype))  # type: ignore[no-any-return]
+            return self._judged(output, self._channels(truth, judged).to(output.dtype), weights)
         if self.unannotated == "ignored":  # only the annotated labels are judged, each by itself
             output = output[:, [1 + outputs.index(label) for label in judged]]
-            return self._criterion(output, self._channels(truth, judged).to(output.dtype))  # type: ignore[no-any-return]
+            return self._judged(output, self._channels(truth, judged).to(output.dtype), weights)
         if len(judged) < len(outputs) and self.unannotated == "background":
             judged = list(outputs)
         if len(judged) < len(outputs):
@@ -98,7 +112,16 @@ class Segmentation(Task):
         if tuple(judged) != self.labels:
             values = [0, *(judged.index(label) + 1 if label in judged else 0 for label in self.labels)]
             truth = torch.tensor(values, device=truth.device)[truth.long()]
-        return self._criterion(output, truth.unsqueeze(1))  # type: ignore[no-any-return]
+        return self._judged(output, truth.unsqueeze(1), weights)
+
+    def _judged(self, output: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        """The criterion's mean over cases, each as much as it counts."""
+        if weights is None:
+            return self._criterion(output, target)  # type: ignore[no-any-return]
+        each = self._dice_by_case(output, target).flatten(1).mean(1)
+        if self.loss_name == "dice+ce":
+            each = each + _cross_entropy(output, target).flatten(1).mean(1)
+        return torch.mean(weights * each)
 
     @cached_property
     def _values(self) -> list[list[int]]:
@@ -179,3 +202,12 @@ class Segmentation(Task):
         if self.unannotated == "ignored" and kind == "model" and not self.overlapping:
             output[:, 0] = 0.0  # nothing was learned about background: it is where every label's own logit is negative
         return output  # type: ignore[no-any-return]
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Per voxel, as MONAI's DiceCELoss takes it, which itself gives nothing but the mean."""
+    if output.shape[1] == 1:
+        return nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none")
+    return nn.functional.cross_entropy(
+        output, target[:, 0].long() if target.shape[1] == 1 else target, reduction="none"
+    )

@@ -24,7 +24,7 @@ from consilium.envelope import Envelope, Reply, RollCall, card_from_json, card_t
 from consilium.errors import DataError, RunError, StudyError, WorkError
 from consilium.run_folder import RunFolder
 from consilium.scores import Row, read_rows
-from consilium.site import Roster, SiteCard
+from consilium.site import Roster
 from consilium.study import Study
 from consilium.tree import Packet, PacketError
 from consilium.weights import SiteName
@@ -121,7 +121,7 @@ class FlareWire:
         cards = {
             name: card_from_json(began["members"][name])
             if name in absent
-            else SiteCard(name, i, facts[name]["n"], tuple(facts[name]["labels"]))
+            else card_from_json({**facts[name], "index": i})
             for i, name in enumerate(members)
         }
         empty = [name for name in members if not cards[name].n]

@@ -12,7 +12,7 @@ from typing import Any
 
 from consilium import tree
 from consilium.engine import WireError
-from consilium.envelope import Envelope, Reply, RollCall, card_to_json
+from consilium.envelope import Envelope, Reply, RollCall, card_from_json, card_to_json
 from consilium.errors import DataError, RunError
 from consilium.scores import Row, read_rows
 from consilium.site import Roster, SiteCard
@@ -59,9 +59,10 @@ class SimulatedWire(ABC):
                 f"--split 0.5,0.25,0.25`, or leave the site out with study.leave_out."
             )
         if self.study.pooled:
-            cards = [SiteCard(POOLED, 0, sum(n.values()), federation.labels)]
+            bare = sum(answers[name].get("unlabelled", 0) for name in members)
+            cards = [SiteCard(POOLED, 0, sum(n.values()), federation.labels, bare)]
         else:
-            cards = [SiteCard(m, i, n[m], tuple(answers[m]["labels"])) for i, m in enumerate(members)]
+            cards = [card_from_json({**answers[m], "index": i}) for i, m in enumerate(members)]
         self.roster = {card.name: card for card in cards}
         self._cards = {name: card_to_json(card) for name, card in self.roster.items()}
         audience = {name: name in guests for name in sorted((*members, *guests))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def test_a_run_without_memories_has_no_map(apple: Path, tmp_path: Path) -> None:
     title = "<h2>Which hospitals help which</h2>"
     assert title in (tmp_path / "with.html").read_text()
     assert title not in (tmp_path / "without.html").read_text()
+
+
+def test_the_page_of_an_analysed_run_shows_them_once(apple: Path, tmp_path: Path) -> None:
+    """With all four figures of the analysis, and what the numbers mean."""
+    copy = tmp_path / "run"
+    shutil.copytree(apple, copy)
+    analyse([copy], ["relationships"])
+    write_page([read_run(copy)], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    titles = re.findall(r"<h[23]>(Which hospitals help which[^<]*)</h[23]>", page)
+    assert titles == ["Which hospitals help which: APPLE"]
+    assert page.count("A row of the map is a hospital") >= 1
 
 
 def test_progress_is_losses_and_test_scores_as_measured(apple: Path, fedavg: Path) -> None:

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from consilium.analysis import ablation, label_curves, pseudo_labels
-from consilium.analysis.agreement import percent, shared
+from consilium.analysis.agreement import branch, percent, shared
 from consilium.analysis.analyse import ANALYSES, analyse
 from consilium.analysis.finding import Options
 from consilium.analysis.opening import OpenRun, Runs, open_run
 from consilium.analysis.pseudo_labels import GLOBAL, REFINED, TEACHERS, Labelled, Quality
 from consilium.errors import RunError, StudyError
 from consilium.learning.pseudo_labels import maps_of
+from consilium.methods.ufps import UFPS
 from consilium.reports.findings import findings
 from consilium.reports.grouping import groups
 from consilium.reports.reading import read_run
@@ -132,6 +133,12 @@ def test_the_intersection_percentage_by_hand() -> None:
     assert shared(claimed, decided, 2) == pytest.approx(1 / 3)
     assert shared(claimed, decided, 3) is None
     assert (percent(2 / 3), percent(None)) == ("67 %", "–")
+
+
+def test_the_branch_of_the_equation_is_told() -> None:
+    told = [branch(share, UFPS(agreement=0.6)) for share in (0.6, 0.59, None)]
+    assert told == ["≥ 60 %: both", "< 60 %: the global model", "≥ 60 %: both"]
+    assert branch(0.9, UFPS(gmt="global")) == "the global model's"
 
 
 def test_agreement_of_a_run(made: Mapping[str, Path], tmp_path: Path) -> None:

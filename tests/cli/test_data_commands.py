@@ -182,6 +182,7 @@ def test_import_writes_a_site_and_prints_the_folder(tmp_path: Path) -> None:
         (["partition", "nowhere", "--scheme", "practical"], ["nowhere is not a folder"]),
         (["partition", "nowhere", "--scheme", "random"], ["there is no scheme 'random'", "pathological"]),
         (["phantom", "retina", "--sites", "3"], ["--sites is for digits"]),
+        (["phantom", "retina", "--unlabelled", "3"], ["drawn of the abdomen only"]),
     ],
 )
 def test_import_and_partition_refuse(arguments: list[str], words: list[str], tmp_path: Path) -> None:

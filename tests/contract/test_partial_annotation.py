@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from consilium import tree
 from consilium.data.check import check
 from consilium.errors import StudyError, UserError
 from consilium.run_folder import RunFolder
@@ -37,12 +38,17 @@ def organ_study(folder: Path, method: str = "fedavg", **changes: Any) -> Study:
 
 @pytest.fixture(scope="module")
 def organs(tmp_path_factory: pytest.TempPathFactory) -> Path:  # smaller than the one all tests share
-    return write_organs(tmp_path_factory.mktemp("organs") / "true")
+    return write_organs(tmp_path_factory.mktemp("organs") / "true", unlabelled=2)
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_organs(tmp_path_factory.mktemp("organs") / "noisy", hidden_noise=True)
+    return write_organs(tmp_path_factory.mktemp("organs") / "noisy", hidden_noise=True, unlabelled=2)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:  # `organs` without the cases that have no mask
+    return write_organs(tmp_path_factory.mktemp("organs") / "drawn")
 
 
 def weights(result: Result) -> tuple[bytes, bytes]:
@@ -86,9 +92,48 @@ def _run(folder: Path, method: str, changes: dict[str, Any], runs: Path) -> Resu
 
 def test_annotated_masks_do_matter(organs: Path, tmp_path: Path) -> None:
     """The test above can fail: noise in what is annotated gives other weights."""
-    spoilt = write_organs(tmp_path / "spoilt", noise="square")
+    spoilt = write_organs(tmp_path / "spoilt", noise="square", unlabelled=2)
     results = [_run(folder, "fedavg", {}, tmp_path / "runs") for folder in (organs, spoilt)]
     assert weights(results[0]) != weights(results[1])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "pooled", "solo", "fedsm"])
+def test_cases_without_a_mask_are_left_out_of_supervised_training(
+    method: str, organs: Path, drawn: Path, tmp_path: Path
+) -> None:
+    """Bit by bit as if they were not there; and the user is told."""
+    changes = {"task__patch": []} if method == "pooled" else {}
+    with_them, without = (_run(folder, method, changes, tmp_path / folder.name) for folder in (organs, drawn))
+    assert weights(with_them) == weights(without)
+    assert scored(with_them, "valid") == scored(without, "valid")
+    assert scored(with_them, "test") == scored(without, "test")
+    whose = "6 of pooled" if method == "pooled" else "2 of ada, 2 of bea, 2 of cid"
+    assert warnings(with_them) == [f"cases without a mask are left out: {whose}; methods with teachers use them."]
+    assert warnings(without) == []
+
+
+@pytest.mark.parametrize("method", ["fedavg-pl", "fedprox-pl", "fedasam-pl", "ufps"])
+def test_methods_with_teachers_learn_from_cases_without_a_mask(
+    method: str, organs: Path, drawn: Path, tmp_path: Path
+) -> None:
+    """Teachers are the same, bit by bit: they learn from masks alone. The common model is another."""
+    servers = []
+    for folder in (organs, drawn):
+        run = _run(folder, method, {}, tmp_path / folder.name)
+        kind: Any = RunFolder.open(run.folder).study.method
+        servers.append(tree.load(run.folder / "last.safetensors", kind.Server))
+        steps = {e["site"]: e["steps"] for e in RunFolder.open(run.folder).events() if e.get("phase") == "train"
+                 and e["event"] == "train"}  # fmt: skip
+        assert steps["ada"] == (3 if folder is organs else 2)  # batches of two
+        assert warnings(run) == []
+    with_them, without = servers
+    assert {s: t.digest for s, t in with_them.teachers.items()} == {s: t.digest for s, t in without.teachers.items()}
+    assert with_them.global_.digest != without.global_.digest
+    assert (with_them.n, without.n) == (dict.fromkeys(ANNOTATED, 5), dict.fromkeys(ANNOTATED, 3))
+
+
+def warnings(result: Result) -> list[str]:
+    return [event["text"] for event in RunFolder.open(result.folder).events() if event["event"] == "warning"]
 
 
 def test_scores_on_complete_test_masks_are_marked(organs: Path, tmp_path: Path) -> None:

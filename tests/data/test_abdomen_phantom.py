@@ -176,12 +176,26 @@ def test_the_folder_is_a_sound_federation(folder: Path) -> None:
 
 def test_masks_on_disk_are_complete_and_files_say_where_they_lie(folder: Path) -> None:
     case = read_federation(folder).sites["word"].cases[0]
-    picture, drawing = read_image(case.image, 3, 1), read_mask(Path(case.label), 3)
+    picture, drawing = read_image(case.image, 3, 1), read_mask(Path(str(case.label)), 3)
     image, mask, spacing = render("word", 0, 24, 0)
     assert np.array_equal(picture.array[0], image) and np.array_equal(drawing.array, mask)
     assert set(np.unique(drawing.array)) == {0, 1, 2, 3, 4}
     assert picture.spacing == drawing.spacing == pytest.approx(spacing)
     assert orientation(picture) == orientation(drawing) == "LPS"
+
+
+def test_cases_without_a_mask_are_other_patients_at_the_sites_that_train(folder: Path, tmp_path: Path) -> None:
+    write_phantom("abdomen", tmp_path / "more", cases=12, size=24, division=2, unlabelled=4)
+    finding = check(tmp_path / "more")
+    assert finding.faults == () and finding.unlabelled == {"abdomenct1k": 2, "amos": 1, "word": 1}
+    plain, more = read_federation(folder), read_federation(tmp_path / "more")
+    for name, site in more.sites.items():
+        labelled = [case for case in site.cases if case.label is not None]
+        assert [case.name for case in labelled] == [case.name for case in plain.sites[name].cases]
+        assert {case.split for case in site.cases if case.label is None} <= {"train"}
+        assert len({case.patient for case in site.cases}) == len(site.cases)
+    first, again = plain.sites["word"].cases[0].image, more.sites["word"].cases[0].image
+    assert first.read_bytes() == again.read_bytes()
 
 
 @pytest.mark.parametrize(("division", "organs"), [(1, 4), (2, 4), (3, 4)])

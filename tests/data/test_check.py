@@ -47,6 +47,22 @@ def test_a_sound_federation_has_no_fault_and_no_note(fed: Path) -> None:
     assert finding.counts == {name: {"train": 1, "valid": 1, "test": 1, "empty": 0} for name in ("east", "west")}
 
 
+def test_cases_without_a_mask_are_counted_and_copied(fed: Path, tmp_path: Path) -> None:
+    (fed / "west/site.toml").write_text('name = "west"\nannotated = ["disc", "cup"]\n')
+    save(fed / "west/images/3.png", np.full((6, 5), 77))
+    with (fed / "west/cases.csv").open("a") as table:
+        table.write("c3,p3,train,images/3.png,\n")
+    finding = check(fed)
+    assert finding.faults == () and finding.unlabelled == {"west": 1}
+    assert finding.counts["west"]["train"] == 2
+    (note,) = finding.notes
+    assert "site 'west' has 1 case without a mask; methods with teachers learn from them" in note
+    assert fix(fed, tmp_path / "copy") == []
+    assert check(tmp_path / "copy") == finding
+    (fed / "west/images/3.png").write_bytes(b"x" * 99)
+    assert [fault.case for fault in check(fed).faults] == ["c3"]
+
+
 FAULTS = [
     # what is broken, case, file, words of the sentence
     (lambda w: (w / "images/0.png").write_bytes(b""), "c0", "west/images/0.png", ["is empty"]),

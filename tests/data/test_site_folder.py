@@ -48,6 +48,19 @@ def test_reads_what_is_written(folder: Path) -> None:
     assert west.cases[1].split == ""
 
 
+def test_a_site_that_says_what_it_draws_may_have_cases_without_a_mask(folder: Path) -> None:
+    (folder / "west/site.toml").write_text('name = "west"\nannotated = ["disc"]\n')
+    table = folder / "west/cases.csv"
+    table.write_text(ROWS + "c,p3,train,images/c.png,\n")
+    west = read_federation(folder).sites["west"]
+    assert west.cases[2] == Case("c", "p3", "train", folder / "west/images/c.png", None)
+    write_site(folder, "west", west.cases, west.annotated)
+    assert table.read_text() == ROWS + "c,p3,train,images/c.png,\n"
+    table.write_text(ROWS + "c,p3,test,images/c.png,\n")
+    with pytest.raises(DataError, match=r"case 'c': label is missing, so nothing can be scored on this test case"):
+        read_federation(folder)
+
+
 def test_written_tables_come_back(tmp_path: Path) -> None:
     write_federation_toml(tmp_path, "classification", ["nævus", 'a "quoted" one'], 2, 1)
     place = tmp_path / "north"

@@ -63,6 +63,24 @@ def test_what_is_assigned_stays_and_a_known_patient_keeps_its_split(tmp_path: Pa
     assert "test" not in splits(tmp_path)[3:]
 
 
+def test_cases_without_a_mask_go_to_training_and_change_no_other_draw(tmp_path: Path) -> None:
+    names = [f"p{i}" for i in range(8)]
+    plain, more = tmp_path / "plain", tmp_path / "more"
+    for folder, bare in ((plain, 0), (more, 5)):
+        write_federation_toml(folder, "segmentation", ["x"], 2, 1)
+        (folder / "west").mkdir()
+        (folder / "west" / "a.png").touch()
+        cases = [Case(name, name, "", Path("a.png"), Path("a.png")) for name in names]
+        cases += [Case(f"u{i}", f"u{i}", "", Path("a.png"), None) for i in range(bare)]
+        write_site(folder, "west", cases, ["x"])
+        draw_splits(folder, SHARES, 0)
+    assert splits(more) == [*splits(plain), *["train"] * 5]
+    table = more / "west" / "cases.csv"
+    table.write_text(table.read_text().replace("u0,u0,train", "u0,p0,").replace("p0,p0,train", "p0,p0,test"))
+    with pytest.raises(DataError, match=r"patient 'p0' is in .* and has a case without a mask"):
+        draw_splits(more, SHARES, 0)
+
+
 def test_a_complete_table_is_not_rewritten(tmp_path: Path) -> None:
     make(tmp_path, [("p1", "train"), ("p2", "test")])
     before = (tmp_path / "west" / "cases.csv").stat()

@@ -29,7 +29,9 @@ class Line(Task):
     def network(self, kind: str = "model", labels: Sequence[str] | None = None) -> nn.Module:
         return nn.Linear(self.inputs, len(labels) if labels else 1, bias=False)
 
-    def loss(self, output: Any, batch: Batch, labels: Sequence[str] | None = None) -> Tensor:
+    def loss(
+        self, output: Any, batch: Batch, labels: Sequence[str] | None = None, weights: Tensor | None = None
+    ) -> Tensor:
         return (output[:, 0] - batch.truth).square().mean() / 2
 
     def score(

@@ -67,7 +67,9 @@ def test_entropy_is_over_classes_and_divided_by_their_number() -> None:
 
 
 def test_doubt_is_told_before_ground_truth() -> None:
-    heard = said([KIDNEY, OTHERS], LABELS, own=("kidney",))
+    heard = said([KIDNEY, OTHERS], LABELS, own=("kidney",), bare=torch.tensor([False]))
     assert heard.everything.tolist() == [[0, 1, 2, 3, 3]]
     assert heard.others.tolist() == [[0, 0, 2, 3, 3]]
+    maskless = said([KIDNEY, OTHERS], LABELS, own=("kidney",), bare=torch.tensor([True]))
+    assert maskless.others.tolist() == [[0, 1, 2, 3, 3]]  # the site's own teacher stands in for the annotation
     assert torch.equal(heard.entropy, entropy(merged_chances([KIDNEY, OTHERS], LABELS)))

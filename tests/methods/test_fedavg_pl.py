@@ -11,12 +11,13 @@ import torch
 
 from consilium import tree
 from consilium.errors import StudyError
-from consilium.methods.pseudo_labelled import taught
+from consilium.learning.pseudo_labels import claimed, opinions
+from consilium.methods.pseudo_labelled import _labels, taught
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.site import Round
 from tests.contract.promises import Stage, run_in_process
-from tests.toy import toy_study
+from tests.toy import toy_study, write_organs
 
 ONE_EACH = {"data__annotated": {"cid": ["round"]}, "method__teacher_rounds": 1}  # only bea annotates the square
 
@@ -108,6 +109,32 @@ def test_labels_come_from_the_annotation_and_the_others_teachers(organs: Path, t
         live = teach(replace(batch, beside=None))
         assert torch.equal(live.batch.truth, lesson.batch.truth)
     assert found > 0
+
+
+@pytest.mark.parametrize("teachers", ["cached", "live"])
+def test_in_a_case_without_a_mask_all_labels_come_from_teachers(teachers: str, tmp_path: Path) -> None:
+    """Also those the site annotates elsewhere: there its own teacher is heard."""
+    folder = write_organs(tmp_path / "organs", unlabelled=2)
+    study = toy_study(folder, "fedavg-pl", method__teacher_rounds=8, local__lr=0.02, method__teachers=teachers)
+    stage = Stage(study, tmp_path)
+    for index in range(9):
+        stage.round(index)
+    worker = stage.workers["ada"]
+    school = worker.kept(8).memory.school  # type: ignore[union-attr]
+    site = replace(worker.site, data=worker.site.data.with_unlabelled())
+    teach = stage.method._teach(site, school)
+    lessons = [teach(batch) for batch in stage.method._with_maps(site, school).batches(stage.rounds[8])]
+    seen = {case: (lesson, i) for lesson in lessons for i, case in enumerate(lesson.batch.cases)}
+    assert set(seen) == {"ada0", "ada1", "ada2", "ada100", "ada101"}
+    for case, (lesson, i) in seen.items():
+        everything, truth = lesson.said.others[i], lesson.batch.truth[i]
+        assert lesson.batch.labels is None
+        if case in ("ada100", "ada101"):
+            given = opinions(site.task, {**school.others, "ada": school.best}, _labels(site), lesson.batch.images)
+            assert torch.equal(truth, claimed(given, site.task.labels)[i])
+            assert (truth == 1).any()
+        else:
+            assert not (everything == 1).any()
 
 
 def test_live_teachers_label_as_cached_ones_where_nothing_is_augmented(organs: Path, tmp_path: Path) -> None:

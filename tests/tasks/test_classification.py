@@ -57,6 +57,10 @@ def test_the_loss_is_cross_entropy() -> None:
     given = torch.tensor([[0.2, 0.8], [0.5, 0.5]]).log()
     loss = task().loss(given, Batch(torch.zeros(1), torch.tensor([1, 0]), ("a", "b")))
     assert loss.item() == pytest.approx(-(torch.tensor(0.8).log() + torch.tensor(0.5).log()).item() / 2)
+    weighed = task().loss(
+        given, Batch(torch.zeros(1), torch.tensor([1, 0]), ("a", "b")), weights=torch.tensor([3, 0.5])
+    )
+    assert weighed.item() == pytest.approx(-(3 * torch.tensor(0.8).log() + 0.5 * torch.tensor(0.5).log()).item() / 2)
 
 
 def test_decisions_and_shapes() -> None:

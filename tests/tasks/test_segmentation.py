@@ -180,6 +180,28 @@ def test_heads_inside_add_their_weight() -> None:
     assert both == pytest.approx(alone[0] + 0.75 * alone[1], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["dice", "dice+ce"])
+@pytest.mark.parametrize("how", [{}, {"contains": NESTED}, {"unannotated": "ignored"}, {"unannotated": "background"}])
+def test_cases_that_count_differently(name: str, how: dict[str, Any]) -> None:
+    """Σ_j w_j L_j / B: each case as if it were alone, with heads inside and with labels that some do not show."""
+    one = task(loss_name=name, **how)
+    outputs = torch.randn(2, 3, 2 if one.overlapping else 3, 1, 4, generator=torch.Generator().manual_seed(1))
+    outputs.requires_grad_()
+    truths, shown = torch.stack([DISC_SEEN, MASK, MASK]), (("disc",), ("disc", "cup"), ("disc", "cup"))
+    counts = torch.tensor([0.5, 2.0, 0.0])
+
+    def heads(rows: slice) -> Supervised:
+        return Supervised(outputs[0, rows], ((0.4, outputs[1, rows]),))
+
+    apart = [counts[i] * one.loss(heads(slice(i, i + 1)), partial_batch(truths[i : i + 1], shown[i])) for i in range(3)]
+    alone = torch.stack(apart).mean()
+    together = one.loss(heads(slice(None)), partial_batch(truths, *shown), weights=counts)
+    assert together.item() == pytest.approx(alone.item(), rel=1e-5)
+    slopes = [torch.autograd.grad(loss, outputs)[0] for loss in (alone, together)]
+    torch.testing.assert_close(slopes[1], slopes[0])
+    assert slopes[1][:, 0].any() and not slopes[1][:, 2].any()
+
+
 def test_only_what_is_shown_is_scored() -> None:
     found = task(NESTED).score(torch.ones(2, 1, 4), MASK, full=True, labels=("cup",))
     assert {mark.label for mark in found} == {"cup"}

@@ -28,7 +28,9 @@ def of_relationships(runs: Runs, options: Options, say: Say) -> Iterable[Finding
         yield Finding(
             "relationships",
             "Which hospitals help which",
-            "After the last round: " + "; ".join(words),
+            "After the last round: " + "; ".join(words) + ". A row of the map is a hospital, a number how much its "
+            "personal model takes from the core of the hospital above; p never leaves a hospital, only a simulation "
+            "shows all of them",
             found.to_json(),
             {
                 "relationships": relation_map(found.matrix(), found.sites),

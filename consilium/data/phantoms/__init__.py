@@ -27,10 +27,12 @@ def write_phantom(
     seed: int = 0,
     sites: int | None = None,
     division: int | None = None,
+    unlabelled: int = 0,
 ) -> None:
     """Writes a synthetic federation, whole or not at all; `None` is the kind's own default.
 
-    `sites`: how many, of digits. `division`: who annotates which organ, of the abdomen.
+    `sites`: how many, of digits. `division`: who annotates which organ, of the abdomen, and `unlabelled`: how many more
+    training cases without a mask.
     """
     if kind not in PHANTOMS:
         raise StudyError(f"there is no phantom '{kind}'; {nearest(kind, PHANTOMS)}")
@@ -38,10 +40,12 @@ def write_phantom(
         raise StudyError(f"the {kind} phantom has sites of its own; --sites is for digits.")
     if division is not None and kind != "abdomen":
         raise StudyError(f"--division says who annotates which organ of the abdomen; leave it out for {kind}.")
+    if unlabelled and kind != "abdomen":
+        raise StudyError(f"cases without a mask are drawn of the abdomen only; leave out --unlabelled for {kind}.")
     write = PHANTOMS[kind]
     if sites is not None:
         write = partial(digits.write, sites=sites)
-    if division is not None:
-        write = partial(abdomen.write, division=division)
+    if kind == "abdomen":
+        write = partial(abdomen.write, division=1 if division is None else division, unlabelled=unlabelled)
     with new_folder(folder) as partly:
         write(partly, cases, size, seed)

@@ -20,12 +20,16 @@ from consilium.errors import StudyError
 
 SIZE = 64  # rows and columns; there are three slices for every four of them
 SMALLEST, LARGEST = 24, 512
+FIRST_UNLABELLED = 300_000  # behind those of all splits
 
 FEDERATION = Federation(task="segmentation", labels=LABELS, dimensions=3, channels=1, contains={})
 
 
-def write(folder: Path, cases: int | None, size: int | None, seed: int, division: int = 1) -> None:
-    """Writes the federation into an existing empty folder; `cases` counts the volumes of all sites and splits."""
+def write(folder: Path, cases: int | None, size: int | None, seed: int, division: int = 1, unlabelled: int = 0) -> None:
+    """Writes the federation into an existing empty folder; `cases` counts the volumes of all sites and splits.
+
+    `unlabelled` more for training have no mask. They are other patients, and change nothing in the rest.
+    """
     size = SIZE if size is None else size
     if not SMALLEST <= size <= LARGEST:
         raise StudyError(f"size {size} is not possible; choose {SMALLEST} to {LARGEST} rows.")
@@ -33,17 +37,21 @@ def write(folder: Path, cases: int | None, size: int | None, seed: int, division
         raise StudyError(f"seed {seed} is negative; choose 0 or more.")
     if division not in DIVISIONS:
         raise StudyError(f"division {division} is not one of the paper's; choose {', '.join(map(str, DIVISIONS))}.")
+    if unlabelled < 0:
+        raise StudyError(f"unlabelled {unlabelled} is negative; choose 0 or more.")
     counts = cases_per_site(cases)
+    more = apportion({site: look.sizes[0] for site, look in LOOKS.items() if look.sizes[0]}, unlabelled, least=0)
     write_federation(folder, FEDERATION)
     for site, look in LOOKS.items():
         home = folder / site
         (home / "images").mkdir(parents=True)
         (home / "labels").mkdir()
-        rows = list(_cases(site, counts[site]))
+        rows = [*_cases(site, counts[site]), *_unlabelled(site, more.get(site, 0))]
         for index, row in rows:
             image, label, spacing = render(site, index, size, seed)
             save_volume(image, spacing, home / row.image)
-            save_volume(label, spacing, home / row.label)
+            if row.label:
+                save_volume(label, spacing, home / row.label)
         write_site(
             home,
             source=f"synthetic phantom in the manner of {look.source}; shows no real patient; masks hold all labels",
@@ -86,6 +94,12 @@ def _cases(site: str, counts: dict[str, int]) -> Iterator[tuple[int, Case]]:
         for index in range(FIRST_INDEX[split], FIRST_INDEX[split] + counts[split]):
             name = f"{site}-{index:06d}"
             yield index, Case(name, f"{site}-p{index:06d}", split, f"images/{name}.nii.gz", f"labels/{name}.nii.gz")
+
+
+def _unlabelled(site: str, count: int) -> Iterator[tuple[int, Case]]:
+    for index in range(FIRST_UNLABELLED, FIRST_UNLABELLED + count):
+        name = f"{site}-{index:06d}"
+        yield index, Case(name, f"{site}-p{index:06d}", "train", f"images/{name}.nii.gz", "")
 
 
 def _draw_table(picture: Volume, look: Look, field: float, back: float) -> None:
