@@ -23,21 +23,6 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def training_environment() -> dict[str, str]:
-    """The environment of a process that trains: one thread, and the importable paths of this one.
-
-    The GNU C library gives large blocks back to the system when they are freed, and a training step frees and asks for
-    the same ones again and again: kept at hand, a step of a small network is a few per cent faster.
-    """
-    at_hand = {
-        "MALLOC_TRIM_THRESHOLD_": str(2**30),
-        "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest it accepts
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    }
-    paths = [path for path in (os.getcwd(), *sys.path) if path]
-    return {**at_hand, **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-
-
 def pick_device(wanted: str, index: int) -> str:
     """The device of a site: sites are spread over the GPUs of the machine."""
     if wanted == "auto":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 
+from consilium import children
 from consilium.errors import DataError
 from consilium.federation.hospital import read_hospital
 from consilium.store import read_json, write_json
@@ -23,7 +23,6 @@ QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
     "NVFLARE_RM_QUERY_INTERVAL": "1",
 }
-THRIFT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # the server gives a message's memory back as soon as it is not needed
 PAUSE = 2.0  # seconds before a process that ended is started again
 
 
@@ -54,14 +53,6 @@ def command(folder: Path, kind: str, name: str) -> list[str]:
     ]
 
 
-def environment(kind: str, hospital: Path | None = None) -> dict[str, str]:
-    """One thread per process, this package first, and of a site its hospital.toml."""
-    paths = [path for path in (os.getcwd(), *sys.path) if path]
-    own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
-    thrift = THRIFT if kind == "server" else {}  # training would be slower by it
-    return {**os.environ, **QUICK, **thrift, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **own}
-
-
 def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a participant, after a look at its kit and its hospital.toml."""
     folder = folder.resolve()
@@ -73,7 +64,9 @@ def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list
         if settings.site != facts["name"]:
             raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
         Path(settings.memory).mkdir(parents=True, exist_ok=True)
-    return command(folder, kind, str(facts["name"])), environment(kind, hospital)
+    own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
+    memory = children.PASSING_ON if kind == "server" else children.TRAINING
+    return command(folder, kind, str(facts["name"])), {**children.environment(memory), **QUICK, **own}
 
 
 def _keep_jobs_here(folder: Path) -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, Any
 
-from consilium.machine import training_environment
+from consilium.children import TRAINING, environment
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.simulated import Answer, Request, SimulatedWire
@@ -51,7 +51,7 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env=training_environment(),
+                env=environment(TRAINING),
             )
         return self._process
 
