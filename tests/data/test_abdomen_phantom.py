@@ -20,7 +20,7 @@ from consilium.data.phantoms import abdomen, write_phantom
 from consilium.data.phantoms.abdomen import cases_per_site, render
 from consilium.data.phantoms.abdomen_body import tissues
 from consilium.data.phantoms.abdomen_organs import LABELS
-from consilium.data.phantoms.volumes import FIRST_INDEX
+from consilium.data.phantoms.tables import FIRST_INDEX
 from consilium.data.site_folder import read_federation
 from consilium.errors import StudyError
 

@@ -23,7 +23,7 @@ from consilium.data.images import orientation, read_image, read_mask
 from consilium.data.phantoms import prostate, write_phantom
 from consilium.data.phantoms.prostate import cases_per_site, render
 from consilium.data.phantoms.prostate_tissue import signals
-from consilium.data.phantoms.volumes import FIRST_INDEX
+from consilium.data.phantoms.tables import FIRST_INDEX
 from consilium.errors import DataError, StudyError
 
 SITES = ["i2cvb", "msd", "nci3t", "ncidx", "promise12", "prostatex"]

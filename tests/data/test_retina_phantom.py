@@ -15,8 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from consilium.data.phantoms import retina, write_phantom
-from consilium.data.phantoms.retina import FIRST_INDEX, cases_per_site, render
+from consilium.data.phantoms import tables, write_phantom
+from consilium.data.phantoms.retina import cases_per_site, render
+from consilium.data.phantoms.tables import FIRST_INDEX
 from consilium.errors import DataError, StudyError
 
 SITES = ["drishti", "binrushed", "magrabia", "messidor", "rimone", "refuge"]
@@ -235,7 +236,7 @@ def test_an_interrupted_command_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(retina, "write_site", interrupted)
+    monkeypatch.setattr(tables, "write_site", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_phantom("retina", tmp_path / "retina", cases=18, size=16)
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,16 @@ from consilium.data.phantoms import abdomen_body
 from consilium.data.phantoms.abdomen_organs import LABELS, draw_patient
 from consilium.data.phantoms.abdomen_shapes import Volume
 from consilium.data.phantoms.abdomen_sites import DIVISIONS, LOOKS, Look
-from consilium.data.phantoms.tables import SPLITS, Case, Federation, write_federation, write_site
-from consilium.data.phantoms.volumes import FIRST_INDEX, drawn, save_volume
+from consilium.data.phantoms.tables import (
+    Federation,
+    all_splits,
+    checked,
+    numbered,
+    scaled,
+    write_federation,
+    write_home,
+)
+from consilium.data.phantoms.volumes import Rendered, drawn, save_case
 from consilium.errors import StudyError
 
 SIZE = 64  # rows and columns; there are three slices for every four of them
@@ -30,11 +39,7 @@ def write(folder: Path, cases: int | None, size: int | None, seed: int, division
 
     `unlabelled` more for training have no mask. They are other patients, and change nothing in the rest.
     """
-    size = SIZE if size is None else size
-    if not SMALLEST <= size <= LARGEST:
-        raise StudyError(f"size {size} is not possible; choose {SMALLEST} to {LARGEST} rows.")
-    if seed < 0:
-        raise StudyError(f"seed {seed} is negative; choose 0 or more.")
+    size = checked(SIZE if size is None else size, SMALLEST, LARGEST, "rows", seed)
     if division not in DIVISIONS:
         raise StudyError(f"division {division} is not one of the paper's; choose {', '.join(map(str, DIVISIONS))}.")
     if unlabelled < 0:
@@ -43,33 +48,22 @@ def write(folder: Path, cases: int | None, size: int | None, seed: int, division
     more = apportion({site: look.sizes[0] for site, look in LOOKS.items() if look.sizes[0]}, unlabelled, least=0)
     write_federation(folder, FEDERATION)
     for site, look in LOOKS.items():
-        home = folder / site
-        (home / "images").mkdir(parents=True)
-        (home / "labels").mkdir()
-        rows = [*_cases(site, counts[site]), *_unlabelled(site, more.get(site, 0))]
-        for index, row in rows:
-            image, label, spacing = render(site, index, size, seed)
-            save_volume(image, spacing, home / row.image)
-            if row.label:
-                save_volume(label, spacing, home / row.label)
-        write_site(
-            home,
-            source=f"synthetic phantom in the manner of {look.source}; shows no real patient; masks hold all labels",
-            rows=[row for _, row in rows],
-            annotated=DIVISIONS[division].get(site, LABELS),
-        )
+        extra = numbered(site, "train", FIRST_UNLABELLED, more.get(site, 0), ".nii.gz")
+        rows = all_splits(site, counts[site], ".nii.gz") + [(index, replace(case, label="")) for index, case in extra]
+        source = f"{look.source}; shows no real patient; masks hold all labels"
+        write_home(folder / site, rows, partial(_save, site, size, seed), source, DIVISIONS[division].get(site, LABELS))
+
+
+def _save(site: str, size: int, seed: int, index: int, image: Path, label: Path | None) -> None:
+    save_case(render(site, index, size, seed), image, label)
 
 
 def cases_per_site(cases: int | None = None) -> dict[str, dict[str, int]]:
     """Volumes by site and split: the paper's, or its proportions scaled to `cases` in all. BTCV has test cases only."""
-    table = {(site, split): n for site, look in LOOKS.items() for split, n in zip(SPLITS, look.sizes) if n}
-    scaled = apportion(table, sum(table.values()) if cases is None else cases)
-    return {site: {split: scaled.get((site, split), 0) for split in SPLITS} for site in LOOKS}
+    return scaled({site: look.sizes for site, look in LOOKS.items()}, cases)
 
 
-def render(
-    site: str, index: int, size: int, seed: int
-) -> tuple[NDArray[np.int16], NDArray[np.uint8], tuple[float, float, float]]:
+def render(site: str, index: int, size: int, seed: int) -> Rendered:
     """The volume in HU and the mask of one case, each (slice, row, column) from below upwards, and the spacing in mm.
 
     The size changes neither the patient nor the field of view, only the voxels in it.
@@ -87,19 +81,6 @@ def render(
     picture, mask = abdomen_body.draw(patient, grid, hu)
     _draw_table(picture, look, field, patient.stretch[1] * (107 + patient.fat) + patient.place[1])
     return _scan(picture, look, field / size, scanner, pixels), mask, (span / slices, field / size, field / size)
-
-
-def _cases(site: str, counts: dict[str, int]) -> Iterator[tuple[int, Case]]:
-    for split in SPLITS:
-        for index in range(FIRST_INDEX[split], FIRST_INDEX[split] + counts[split]):
-            name = f"{site}-{index:06d}"
-            yield index, Case(name, f"{site}-p{index:06d}", split, f"images/{name}.nii.gz", f"labels/{name}.nii.gz")
-
-
-def _unlabelled(site: str, count: int) -> Iterator[tuple[int, Case]]:
-    for index in range(FIRST_UNLABELLED, FIRST_UNLABELLED + count):
-        name = f"{site}-{index:06d}"
-        yield index, Case(name, f"{site}-p{index:06d}", "train", f"images/{name}.nii.gz", "")
 
 
 def _draw_table(picture: Volume, look: Look, field: float, back: float) -> None:

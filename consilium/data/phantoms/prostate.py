@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
 
-from consilium.data.apportion import apportion
 from consilium.data.phantoms import prostate_pelvis
 from consilium.data.phantoms.prostate_gland import Grid, Volume
 from consilium.data.phantoms.prostate_pelvis import Pelvis, rectum_at
 from consilium.data.phantoms.prostate_sites import LOOKS, Look
 from consilium.data.phantoms.prostate_tissue import signals
-from consilium.data.phantoms.tables import SPLITS, Case, Federation, write_federation, write_site
-from consilium.data.phantoms.volumes import FIRST_INDEX, drawn, save_volume
-from consilium.errors import StudyError
+from consilium.data.phantoms.tables import Federation, all_splits, checked, scaled, write_federation, write_home
+from consilium.data.phantoms.volumes import Rendered, drawn, save_case
 
 SIZE = 256  # pixels
 SMALLEST, LARGEST = 32, 1024
@@ -27,39 +25,24 @@ FEDERATION = Federation(task="segmentation", labels=("prostate",), dimensions=3,
 
 def write(folder: Path, cases: int | None, size: int | None, seed: int) -> None:
     """Writes the federation into an existing empty folder; `cases` counts the volumes of all sites and splits."""
-    size = SIZE if size is None else size
-    if not SMALLEST <= size <= LARGEST:
-        raise StudyError(f"size {size} is not possible; choose {SMALLEST} to {LARGEST} pixels.")
-    if seed < 0:
-        raise StudyError(f"seed {seed} is negative; choose 0 or more.")
+    size = checked(SIZE if size is None else size, SMALLEST, LARGEST, "pixels", seed)
     counts = cases_per_site(cases)
     write_federation(folder, FEDERATION)
     for site, look in LOOKS.items():
-        home = folder / site
-        (home / "images").mkdir(parents=True)
-        (home / "labels").mkdir()
-        rows = list(_cases(site, counts[site]))
-        for index, row in rows:
-            image, label, spacing = render(site, index, size, seed)
-            save_volume(image, spacing, home / row.image)
-            save_volume(label, spacing, home / row.label)
-        write_site(
-            home,
-            source=f"synthetic phantom in the manner of {look.source}; shows no real patient",
-            rows=[row for _, row in rows],
-        )
+        rows = all_splits(site, counts[site], ".nii.gz")
+        write_home(folder / site, rows, partial(_save, site, size, seed), f"{look.source}; shows no real patient")
+
+
+def _save(site: str, size: int, seed: int, index: int, image: Path, label: Path | None) -> None:
+    save_case(render(site, index, size, seed), image, label)
 
 
 def cases_per_site(cases: int | None = None) -> dict[str, dict[str, int]]:
     """Volumes by site and split: the paper's table 8, or its proportions scaled to `cases` in all."""
-    table = {(site, split): n for site, look in LOOKS.items() for split, n in zip(SPLITS, look.sizes)}
-    scaled = apportion(table, sum(table.values()) if cases is None else cases)
-    return {site: {split: scaled[site, split] for split in SPLITS} for site in LOOKS}
+    return scaled({site: look.sizes for site, look in LOOKS.items()}, cases)
 
 
-def render(
-    site: str, index: int, size: int, seed: int
-) -> tuple[NDArray[np.int16], NDArray[np.uint8], tuple[float, float, float]]:
+def render(site: str, index: int, size: int, seed: int) -> Rendered:
     """The volume and the mask of one case, each (slice, row, column) from below upwards, and the spacing in mm.
 
     The size changes neither patient nor slices nor the field of view, only the pixels in it.
@@ -74,13 +57,6 @@ def render(
     grid = pelvis.grid(size, field, thickness)
     image = _scan(pelvis, look, grid, coil, scanner, pixels)
     return image, prostate_pelvis.mask(pelvis, grid), (thickness, field / size, field / size)
-
-
-def _cases(site: str, counts: dict[str, int]) -> Iterator[tuple[int, Case]]:
-    for split in SPLITS:
-        for index in range(FIRST_INDEX[split], FIRST_INDEX[split] + counts[split]):
-            name = f"{site}-{index:06d}"
-            yield index, Case(name, f"{site}-p{index:06d}", split, f"images/{name}.nii.gz", f"labels/{name}.nii.gz")
 
 
 def _scan(

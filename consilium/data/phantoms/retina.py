@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +11,22 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from scipy.special import expit
 
-from consilium.data.apportion import apportion
 from consilium.data.phantoms import retina_eye
 from consilium.data.phantoms.retina_eye import Picture, drawn
 from consilium.data.phantoms.retina_sites import LOOKS, Look
-from consilium.data.phantoms.tables import SPLITS, Case, Federation, write_federation, write_site
-from consilium.errors import StudyError
+from consilium.data.phantoms.tables import (
+    FIRST_INDEX,
+    Federation,
+    all_splits,
+    checked,
+    scaled,
+    write_federation,
+    write_home,
+)
 
 SIZE = 256  # pixels
 SMALLEST, LARGEST = 16, 1024
 PAIRED = 6  # of six cases, the last is the fellow eye of the one before it
-FIRST_INDEX = {
-    "train": 0,
-    "valid": 100_000,
-    "test": 200_000,
-}  # so a case stays in its split whatever the number of cases
 
 FEDERATION = Federation(
     task="segmentation", labels=("disc", "cup"), dimensions=2, channels=3, contains={"disc": ("cup",)}
@@ -34,34 +35,24 @@ FEDERATION = Federation(
 
 def write(folder: Path, cases: int | None, size: int | None, seed: int) -> None:
     """Writes the federation into an existing empty folder; `cases` counts all sites and splits."""
-    size = SIZE if size is None else size
-    if not SMALLEST <= size <= LARGEST:
-        raise StudyError(f"size {size} is not possible; choose {SMALLEST} to {LARGEST} pixels.")
-    if seed < 0:
-        raise StudyError(f"seed {seed} is negative; choose 0 or more.")
+    size = checked(SIZE if size is None else size, SMALLEST, LARGEST, "pixels", seed)
     counts = cases_per_site(cases)
     write_federation(folder, FEDERATION)
     for site, look in LOOKS.items():
-        home = folder / site
-        (home / "images").mkdir(parents=True)
-        (home / "labels").mkdir()
-        rows = list(_cases(site, counts[site]))
-        for index, row in rows:
-            image, label = render(site, index, size, seed)
-            Image.fromarray(image).save(home / row.image)
-            Image.fromarray(label).save(home / row.label)
-        write_site(
-            home,
-            source=f"synthetic phantom in the manner of {look.source}; shows no real eye",
-            rows=[row for _, row in rows],
-        )
+        rows = all_splits(site, counts[site], ".png", lambda index: _patient(index)[0])
+        write_home(folder / site, rows, partial(_save, site, size, seed), f"{look.source}; shows no real eye")
+
+
+def _save(site: str, size: int, seed: int, index: int, image: Path, label: Path | None) -> None:
+    photograph, mask = render(site, index, size, seed)
+    Image.fromarray(photograph).save(image)
+    if label is not None:
+        Image.fromarray(mask).save(label)
 
 
 def cases_per_site(cases: int | None = None) -> dict[str, dict[str, int]]:
     """Cases by site and split: the paper's table 1, or its proportions scaled to `cases` in all."""
-    table = {(site, split): n for site, look in LOOKS.items() for split, n in zip(SPLITS, look.sizes)}
-    scaled = apportion(table, sum(table.values()) if cases is None else cases)
-    return {site: {split: scaled[site, split] for split in SPLITS} for site in LOOKS}
+    return scaled({site: look.sizes for site, look in LOOKS.items()}, cases)
 
 
 def render(site: str, index: int, size: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -82,14 +73,6 @@ def _patient(index: int) -> tuple[int, bool]:
     within = index % FIRST_INDEX["valid"]
     fellow = within % PAIRED == PAIRED - 1
     return index - fellow, fellow
-
-
-def _cases(site: str, counts: dict[str, int]) -> Iterator[tuple[int, Case]]:
-    for split in SPLITS:
-        for index in range(FIRST_INDEX[split], FIRST_INDEX[split] + counts[split]):
-            patient, _ = _patient(index)
-            name = f"{site}-{index:06d}"
-            yield index, Case(name, f"{site}-p{patient:06d}", split, f"images/{name}.png", f"labels/{name}.png")
 
 
 def _photograph(

@@ -1,14 +1,18 @@
-"""What every phantom writes besides images: the federation's card, each site's card and its table of cases."""
+"""What every phantom does besides drawing: how many cases a site has, their names, and the tables beside them."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from consilium.data.apportion import apportion
+from consilium.errors import StudyError
+
 SPLITS = ("train", "valid", "test")
+FIRST_INDEX = {"train": 0, "valid": 100_000, "test": 200_000}  # a case stays in its split whatever their number
 LICENCE = "Apache-2.0"
 
 
@@ -34,6 +38,40 @@ class Case:
     label: str
 
 
+def checked(size: int, smallest: int, largest: int, unit: str, seed: int) -> int:
+    """The size, if it and the seed are possible."""
+    if not smallest <= size <= largest:
+        raise StudyError(f"size {size} is not possible; choose {smallest} to {largest} {unit}.")
+    if seed < 0:
+        raise StudyError(f"seed {seed} is negative; choose 0 or more.")
+    return size
+
+
+def scaled(sizes: Mapping[str, Sequence[int]], cases: int | None) -> dict[str, dict[str, int]]:
+    """Cases by site and split: a paper's, in the order of `SPLITS`, or its proportions scaled to `cases` in all."""
+    table = {(site, split): n for site, each in sizes.items() for split, n in zip(SPLITS, each) if n}
+    found = apportion(table, sum(table.values()) if cases is None else cases)
+    return {site: {split: found.get((site, split), 0) for split in SPLITS} for site in sizes}
+
+
+def numbered(
+    site: str, split: str, first: int, count: int, suffix: str, patient: Callable[[int], int] = int
+) -> Iterator[tuple[int, Case]]:
+    """`count` cases from the index `first` on; `patient` tells whose first case a case belongs to."""
+    for index in range(first, first + count):
+        name = f"{site}-{index:06d}"
+        who = f"{site}-p{patient(index):06d}"
+        yield index, Case(name, who, split, f"images/{name}{suffix}", f"labels/{name}{suffix}")
+
+
+def all_splits(
+    site: str, counts: Mapping[str, int], suffix: str, patient: Callable[[int], int] = int
+) -> list[tuple[int, Case]]:
+    return [
+        case for split in SPLITS for case in numbered(site, split, FIRST_INDEX[split], counts[split], suffix, patient)
+    ]
+
+
 def write_federation(folder: Path, federation: Federation) -> None:
     """Writes federation.toml."""
     contains = ", ".join(f"{outer} = {_list(inner)}" for outer, inner in federation.contains.items())
@@ -45,6 +83,22 @@ def write_federation(folder: Path, federation: Federation) -> None:
         f"contains = {{{contains}}}",
     ]
     (folder / "federation.toml").write_text("\n".join(lines) + "\n")
+
+
+def write_home(
+    folder: Path,
+    rows: Sequence[tuple[int, Case]],
+    save: Callable[[int, Path, Path | None], None],
+    source: str,
+    annotated: Sequence[str] = (),
+) -> None:
+    """Writes a site's folder; `save` draws a case into its files, None where it has no mask."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    for index, row in rows:
+        save(index, folder / row.image, folder / row.label if row.label else None)
+    manner = f"synthetic phantom in the manner of {source}"
+    write_site(folder, manner, [row for _, row in rows], annotated)
 
 
 def write_site(folder: Path, source: str, rows: Sequence[Case], annotated: Sequence[str] = ()) -> None:

@@ -9,17 +9,20 @@ from numpy.typing import NDArray
 
 Spread = tuple[float, float]  # mean and standard deviation over cases
 
-FIRST_INDEX = {
-    "train": 0,
-    "valid": 100_000,
-    "test": 200_000,
-}  # so a case stays in its split whatever the number of cases
+Rendered = tuple[NDArray[np.int16], NDArray[np.uint8], tuple[float, float, float]]  # image, mask, spacing in mm
 
 
 def drawn(spread: Spread, rng: np.random.Generator) -> float:
     """A normal draw, cut at two standard deviations so that no case is a freak."""
     mean, deviation = spread
     return mean + deviation * float(np.clip(rng.normal(), -2, 2))
+
+
+def save_case(case: Rendered, image: Path, label: Path | None) -> None:
+    volume, mask, spacing = case
+    save_volume(volume, spacing, image)
+    if label is not None:
+        save_volume(mask, spacing, label)
 
 
 def save_volume(volume: NDArray[np.int16] | NDArray[np.uint8], spacing: tuple[float, float, float], path: Path) -> None:
