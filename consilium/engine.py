@@ -141,24 +141,26 @@ class _Run:
         merged: dict[SiteName, int] = dict(state.merged) if state else {}
         done = state.done if state else 0
         history = state.history if state else EMPTY
+        ended = self.folder.last(self.method).merged if done > self._last_counting[1].index else {}
         self._say_hello(done)
         if done:
             best = self._score_if_due(*self.line[done - 1], server, merged, best)
         write: Callable[[], Any] | None = None
         for phase, round in self.line[done:]:
             if phase.from_best and round.step == 0 and best is not None:
-                server = best.server
-                merged.update(best.merged)  # and the memories that go with it
+                server, merged = best.server, dict(best.merged)  # and the memories that go with it
             if write is None:
                 self._since = time.perf_counter()  # scoring is not part of a round
             try:
-                sent = self._send(server, phase, round, merged, best.merged if best else {})
+                sent = self._send(server, phase, round, merged, [best.merged if best else {}, ended])
             finally:
                 if write is not None:
                     server = write()  # the round before, while the sites train this one
             replies, history = self._collect(sent, server, phase, round, history)
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
+            if (phase, round) == self._last_counting:
+                ended = dict(merged)  # its scores are taken at the end, with the memories that go with it
             write = partial(self._commit, phase, round, server, dict(merged), history)
             if round.step + 1 == phase.rounds or self._is_due(phase, round):
                 server, write = write(), None
@@ -212,13 +214,14 @@ class _Run:
         phase: Phase,
         round: Round,
         merged: Mapping[SiteName, int],
-        best: Mapping[SiteName, int],
+        later: Sequence[Mapping[SiteName, int]],
     ) -> Sent:
-        """Orders out."""
+        """Orders out; sites keep the memories that go with states that will be scored `later`."""
         asked = self._asked(phase, round)
         orders = {name: self.method.send(server, self.roster[name], round) for name in asked}
         packets = _flattened(orders)
-        head = Envelope(self.folder.path.name, self.study.method_name, round, dict(merged), best)
+        wanted = {name: [rounds[name] for rounds in later if name in rounds] for name in asked}
+        head = Envelope(self.folder.path.name, self.study.method_name, round, dict(merged), wanted)
         sizes = {name: packet.nbytes() for name, packet in packets.items()}
         return Sent(head, asked, sizes, self.wire.train(packets, head))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,12 +19,12 @@ class Envelope:
     method: str
     round: Round
     merged: Mapping[SiteName, int] = field(default_factory=dict)  # the last round the server merged from a site, or −1
-    best: Mapping[SiteName, int] = field(default_factory=dict)  # the same at the best round so far: memories to keep
+    wanted: Mapping[SiteName, Sequence[int]] = field(default_factory=dict)  # memories asked for again
     full: bool = False  # when scoring: all scores, and models of other sites too
 
     def for_site(self, site: SiteName) -> Envelope:
         """A site is told about itself only."""
-        return replace(self, merged={site: self.merged.get(site, -1)}, best={site: self.best.get(site, -1)})
+        return replace(self, merged={site: self.merged.get(site, -1)}, wanted={site: self.wanted.get(site, ())})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -171,7 +171,7 @@ class RunFolder:
         self._states.mkdir(parents=True, exist_ok=True)
         document = self._store.put(server)
         if last:
-            write_json({"server": document, "merged": dict(merged)}, self._states / "last.json", durable=False)
+            write_json({"server": document, "merged": dict(merged)}, self._states / "last.json")
         facts = {"round": round.index, "merged": dict(merged), "server": document}
         if history.traces:
             facts["firewall"] = self._store.put(history)

@@ -60,10 +60,10 @@ class Worker:
         reply, own = self.norm.off(flatten(self.veil.bare(uplink)), order, own)
         reply = self.veil.over(reply, order, head.run, head.round)
         if self.norm.remembers(self.method):
-            # a memory later than the merged one was never merged; the best round's is wanted again at the end; and the
-            # one before the merged one if the server, which may be writing that round only now, does not live to do so
-            wanted = (merged, self.shelf.before(merged), head.best.get(self.site.card.name, -1))
-            self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), wanted)
+            # a later memory was never merged; the one before the merged is wanted if the server, which may be
+            # writing that round only now, does not live to do so
+            keep = (merged, self.shelf.before(merged), *head.wanted.get(self.site.card.name, ()))
+            self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), keep)
         return stamped(reply, head, self.site.card.name)
 
     def kept(self, round: int) -> Any | None:

@@ -132,6 +132,27 @@ def test_everyone_adapts_though_few_are_drawn(federation: Path, tmp_path: Path) 
     assert adapted == {"ada", "bea", "cid"}
 
 
+@pytest.mark.parametrize(("method", "fields"), [("fedavg-finetune", {}), ("fedsm", {"method__best": "joint"})])
+def test_the_last_rounds_memories_outlive_a_phase_that_starts_from_the_best(
+    method: str, fields: dict[str, Any], federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adaptation goes on from the best round's memory; the last round's is still wanted for its scores."""
+    valid = engine._Run._valid
+
+    def falling(run: Any, rows: Any, round: Round) -> dict[str, Valid]:
+        return {key: Valid(1.0 / round.number, round.number) for key in valid(run, rows, round)}
+
+    monkeypatch.setattr(engine._Run, "_valid", falling)
+    study = toy_study(federation, method, study__rounds=3, study__score_every=1, local__batch_size=4, **fields)
+    calm = run_in_process(study, tmp_path / "calm")
+    assert (calm.summary["best"]["round"], calm.summary["last"]["round"]) == (1, 3)
+    with pytest.raises(Interrupted):
+        run_in_process(study, tmp_path / "runs", crash_after("round", 4))
+    (folder,) = (tmp_path / "runs").iterdir()
+    simulation.resume(folder, workers=0)
+    assert (folder / "scores.csv").read_bytes() == (calm.folder / "scores.csv").read_bytes()
+
+
 def test_the_last_state_has_its_own_memories(federation: Path, tmp_path: Path) -> None:
     """Adaptation belongs to the best state; the last one is scored as it was when the rounds ended."""
     folder = RunFolder.open(simulation.run(toy_study(federation, "fedavg-finetune"), tmp_path, workers=0).folder)

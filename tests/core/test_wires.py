@@ -121,9 +121,9 @@ def test_nothing_is_left_in_the_spool(plain: Result) -> None:
 
 
 def test_a_site_is_told_about_itself_only() -> None:
-    head = Envelope("run", "fedavg", Round(3, "train", 3, 9), {"ada": 2, "bea": 1}, {"ada": 0, "bea": 1})
+    head = Envelope("run", "fedavg", Round(3, "train", 3, 9), {"ada": 2, "bea": 1}, {"ada": [0], "bea": [1]})
     told = head.for_site("bea")
-    assert (told.merged, told.best) == ({"bea": 1}, {"bea": 1})
+    assert (told.merged, told.wanted) == ({"bea": 1}, {"bea": [1]})
     assert head.for_site("cid").merged == {"cid": -1}
     assert Envelope.from_json(told.to_json()) == told
 
