@@ -75,9 +75,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Maybe:
-    """In `blank`: a part that a site may send or leave out, for instance what it sends once."""
+    """In `blank`: a part that a site may send or leave out."""
 
     like: Any
+    once: bool = False  # it is left out unless the order says `wanted`; else it is sent as a rule
 
 
 @dataclass(frozen=True)

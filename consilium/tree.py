@@ -83,7 +83,7 @@ def split(item: Any) -> Split:
             weights[path] = value
             return list(value)
         if isinstance(value, Tensor):
-            tensors[path] = value.detach().cpu().contiguous()
+            tensors[path] = value if value.is_meta else value.detach().cpu().contiguous()
             return "tensor"
         if dataclasses.is_dataclass(value):
             return {f.name: walk(getattr(value, f.name), _field(path, f.name)) for f in dataclasses.fields(value)}
@@ -106,9 +106,15 @@ def flatten(item: Any) -> Packet:
     everything.update(tensors)
     masks = {path: list(tensor.shape) for path, tensor in everything.items() if tensor.dtype == torch.bool}
     for path in masks:
-        everything[path] = torch.from_numpy(np.packbits(everything[path].numpy().reshape(-1)))
+        everything[path] = _packed(everything[path])
     header = json.dumps({"message": shape, "masks": masks}, sort_keys=True, separators=(",", ":"))
     return Packet(header, everything)
+
+
+def _packed(mask: Tensor) -> Tensor:
+    if mask.is_meta:  # of a message without values, to be counted only
+        return torch.empty(-(-mask.numel() // 8), dtype=torch.uint8, device="meta")
+    return torch.from_numpy(np.packbits(mask.numpy().reshape(-1)))
 
 
 def _join(path: str, name: str) -> str:

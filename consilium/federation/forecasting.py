@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from consilium.envelope import Envelope
-from consilium.method import timeline
+from consilium.method import Maybe, timeline
 from consilium.refusal import stamped
 from consilium.site import Roster, SiteCard
 from consilium.study import Study
 from consilium.tree import flatten
+from consilium.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,11 @@ class Forecast:
 
 
 def forecast_study(study: Study, sites: int | None = None) -> Forecast:
-    """Bytes as the journal counts them, for a site that is there in every round."""
+    """Bytes as the journal counts them, for a site that is there in every round.
+
+    The server is taken through the first and the last round of every phase, with replies of nothing but ones: then
+    it has what it sends only once, and knows who got it.
+    """
     roster = roster_of(study, sites)
     name, card = next(iter(roster.items()))
     method, task = study.method, study.task
@@ -71,14 +81,50 @@ def forecast_study(study: Study, sites: int | None = None) -> Forecast:
     scorings = 2  # the best state and the last, in full
     for phase, round in timeline(method, study.plan.rounds):
         order = method.send(server, card, round)
-        blank = method.blank(task, roster, card, round)
-        head = Envelope(f"{study.name}-s0-00000000", study.method_name, round)
-        up = stamped(flatten(blank), head, name).nbytes() if order is not None else 0
+        up = 0
+        if order is not None:
+            head = Envelope(f"{study.name}-s0-00000000", study.method_name, round)
+            reply = _usual(method.blank(task, roster, card, round), order)
+            up = stamped(flatten(reply), head, name).nbytes()
         exchanges.append(Exchange(phase.name, phase.counts, flatten(order).nbytes() if order is not None else 0, up))
+        if round.step == 0 or round.step + 1 == phase.rounds:
+            orders = {other: method.send(server, roster[other], round) for other in roster}
+            replies = {
+                other: _ones(_usual(method.blank(task, roster, roster[other], round), got))
+                for other, got in orders.items()
+                if got is not None
+            }
+            server = method.merge(server, replies, round)
         due = (round.step + 1) % study.plan.score_every == 0 or round.step + 1 == phase.rounds
         scorings += int(phase.counts and due)
     release = flatten(method.release(server, card)).nbytes()
     return Forecast(tuple(exchanges), release, scorings, len(roster))
+
+
+def _usual(blank: Any, order: Any) -> Any:
+    """A reply as a site makes it that lacks nothing."""
+    sent = {
+        name: None if part.once and not order.wanted else part.like
+        for name, part in vars(blank).items()
+        if isinstance(part, Maybe)
+    }
+    numbers = {name: 1 / 3 for name, part in vars(blank).items() if isinstance(part, float)}  # with all their digits
+    return dataclasses.replace(blank, **sent, **numbers)
+
+
+def _ones(part: Any) -> Any:
+    """A message without values, with ones in it that take no memory."""
+    if isinstance(part, Weights):
+        return Weights.over({name: _ones(tensor) for name, tensor in part.items()})
+    if isinstance(part, Tensor):
+        return torch.ones((), dtype=part.dtype).expand(part.shape)
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        return dataclasses.replace(part, **{name: _ones(value) for name, value in vars(part).items()})
+    if isinstance(part, Mapping):
+        return {key: _ones(value) for key, value in part.items()}
+    if isinstance(part, tuple):
+        return tuple(map(_ones, part))
+    return 1 if type(part) is int else part
 
 
 def roster_of(study: Study, sites: int | None = None) -> Roster:

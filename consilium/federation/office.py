@@ -29,7 +29,7 @@ LAST = ("FINISHED", "FAILED", "ABANDONED")
 
 
 def for_federation(study: Study, sites: tuple[str, ...]) -> Study:
-    """A study as it travels: its sites by name, and no word about where data lie."""
+    """A study as it travels: its sites by name, no word about where data lie, and local models stay where they are."""
     if study.pooled:
         raise StudyError("pooled training moves data to one place, so it is for simulation only (`consilium run`).")
     known = [*study.plan.sites, *study.plan.leave_out, *study.plan.away, *study.data.annotated]
@@ -39,7 +39,10 @@ def for_federation(study: Study, sites: tuple[str, ...]) -> Study:
     members = tuple(sorted(set(study.plan.sites or sites) - set(study.plan.leave_out)))
     if not members:
         raise StudyError("[study] leave_out leaves no site to train.")
-    return with_plan(replace(study, data=replace(study.data, federation="")), sites=members)
+    method = study.method
+    if getattr(method, "share_local_parts", False):  # between hospitals nobody uploads a model that nobody merges
+        method = replace(method, share_local_parts=False)  # type: ignore[call-arg]
+    return with_plan(replace(study, method=method, data=replace(study.data, federation="")), sites=members)
 
 
 def write_job(study: Study, folder: Path) -> Path:

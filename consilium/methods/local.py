@@ -17,7 +17,7 @@ from consilium.weights import SiteName, Weights
 class Local(Method):
     """Every site trains its own model; with `share_local_parts` the others may score it."""
 
-    share_local_parts: bool = True  # the site also uploads its model, so that it can be scored elsewhere
+    share_local_parts: bool = True  # the site also uploads its model, to be scored elsewhere; never between hospitals
 
     paper: ClassVar[str] = "the lower bound of every table"
     headline: ClassVar[str] = "local"

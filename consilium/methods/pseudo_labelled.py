@@ -231,7 +231,7 @@ class PseudoLabelled(Method):
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Any:
         model = None if round.phase == TEACHER else task.shape()
-        return replace(self.reply(model, 0.0, 0), teacher=Maybe(task.shape("teacher", card.labels)))
+        return replace(self.reply(model, 0.0, 0), teacher=Maybe(task.shape("teacher", card.labels), once=True))
 
 
 def _labels(site: Site) -> dict[SiteName, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from consilium.weights import SiteName, Weights
 class Solo(Method):
     """Every site trains a model of its own organs and background; all models together answer for all organs."""
 
-    share_local_parts: bool = True  # the site also uploads its model, so that all organs can be answered for
+    share_local_parts: bool = True  # the site also uploads its model, to answer for all organs; never between hospitals
 
     paper: ClassVar[str] = "Jiang et al., UFPS (Patterns 2024), where it is the bound of partial labels"
     headline: ClassVar[str] = "solo"

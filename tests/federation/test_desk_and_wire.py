@@ -21,6 +21,7 @@ from consilium.federation.desk import Desk
 from consilium.federation.forecasting import forecast_study
 from consilium.federation.hospital import Hospital, Limits, read_hospital
 from consilium.federation.office import for_federation
+from consilium.methods import METHODS
 from consilium.methods.apple import split_parameters
 from consilium.prediction import open_at_hospital
 from consilium.run_folder import RunFolder
@@ -175,17 +176,30 @@ def test_a_site_that_lost_what_it_held_is_sent_all_of_it(
     assert own[5] > 1.5 * own[3]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedsm", "apple", "fedfomo"])
+FORESEEN: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("fedavg", "scaffold", "fedsm", "apple", "fedfomo", "fedavg-pl", "local")},
+    "fedsm-extra": {"study__rounds": 9, "study__score_every": 9},  # several selector rounds, models sent in the first
+    "ufps": {"method__sharp_from": 0.4, "method__ua_from": 0.4},
+}
+
+
+@pytest.mark.parametrize("method", FORESEEN)
 def test_the_forecast_is_what_the_journal_counts(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, method: str
 ) -> None:
-    study = toy_study(federation, method)
+    study = for_federation(toy_study(federation, method, local__batch_size=4, **FORESEEN[method]), tuple(SIZES))
     folder = deploy(study, hospitals, tmp_path / "server")
     foreseen = forecast_study(study)
     for site in SIZES:
         own = [event for event in events(folder, "train") if event["site"] == site]
         assert sum(event["bytes_down"] for event in own) == pytest.approx(foreseen.down, rel=0.05)
         assert sum(event["bytes_up"] for event in own) == pytest.approx(foreseen.up, rel=0.05)
+
+
+@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if kind.deployable and not kind.pooled])
+def test_everything_that_can_be_deployed_can_be_foreseen(federation: Path, method: str) -> None:
+    study = toy_study(federation, method, study__rounds=10)
+    assert sum(exchange.up for exchange in forecast_study(study).exchanges) > 0
 
 
 # ------------------------------------------------------------------------------------ answers that cannot be used

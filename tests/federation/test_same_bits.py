@@ -23,7 +23,8 @@ OTHERS = [name for name, kind in METHODS.items() if name not in SMOKE and not ge
 
 @pytest.mark.parametrize("method", [*SMOKE, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_deployed_run_equals_a_simulated_one(running: Running, federation: Path, tmp_path: Path, method: str) -> None:
-    study = toy_study(federation, method, study__deadline=60.0)
+    alone = {"method__share_local_parts": False} if method in ("local", "solo") else {}  # as in every federation
+    study = toy_study(federation, method, study__deadline=60.0, **alone)
     job = running.office.submit(study)
     state = running.office.wait(job, PATIENCE)
     assert state == "FINISHED:COMPLETED", running.office.outcome(job)
