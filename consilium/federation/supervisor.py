@@ -23,7 +23,7 @@ QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
     "NVFLARE_RM_QUERY_INTERVAL": "1",
 }
-THRIFT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # the server gives a message's memory back as soon as it is not needed
+THRIFT = {"MALLOC_MMAP_THRESHOLD_": "8388608"}  # the server gives the memory of a message's part back at once
 PAUSE = 2.0  # seconds before a process that ended is started again
 
 
