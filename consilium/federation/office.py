@@ -172,7 +172,11 @@ class Office:
                 place = Path(self.session.download_job_result(job, folder))
             found = next(iter(sorted(place.rglob("results/outcome.json"))), None)
             if found is None:
-                raise RunError(f"job {job} left no results ({state.lower()}); the server's log says why.")
+                raise RunError(
+                    f"job {job} left no results ({state.lower()}): the server could not store them, as when its disk "
+                    "is full; its log says why. Everything committed is saved; when the cause is mended, "
+                    f"`consilium federation resume {job}`."
+                )
             yield found.parent
 
     def resume(self, job: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -205,8 +206,9 @@ class ServerJob(Controller):  # type: ignore[misc]
         finally:
             if outcome["state"] == "running":
                 outcome |= {"state": "failed", "said": "the server's own log says why"}
-            write_json(outcome, outcome_path(kit, job))
-            _hand_out(folder, Path(workspace.get_run_dir(job)) / "results", outcome)
+            with contextlib.suppress(OSError):  # a full disk; the office says what to do where there are no results
+                write_json(outcome, outcome_path(kit, job))
+                _hand_out(folder, Path(workspace.get_run_dir(job)) / "results", outcome)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         pass

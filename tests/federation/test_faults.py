@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -138,73 +134,3 @@ def test_what_a_spoiled_site_sends_is_left_out(running: Running, federation: Pat
     assert len(dropped) >= rounds  # the old answers
     assert {e["site"] for e in dropped} == {"bea"}
     assert digest(simulation.run(simulation.with_attendance(study, run), tmp_path, workers=0).folder) == digest(run)
-
-
-# ------------------------------------------------------------------------------------ full disks
-
-
-@contextmanager
-def small_disk(place: Path) -> Iterator[None]:
-    """A disk of 4 MB at `place`; needs the right to mount."""
-    place.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"a small disk needs the right to mount: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(place: Path) -> Path:
-    filler = place / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return filler
-
-
-@pytest.mark.slow
-def test_a_full_disk_at_a_site_is_missed_until_there_is_room(
-    running: Running, federation: Path, tmp_path: Path
-) -> None:
-    study = toy_study(
-        federation, "scaffold", study__name="full-site", study__rounds=40, study__score_every=40, study__deadline=60.0
-    )
-    with small_disk(running.local.memory("bea") / running.folder(study).path.name) as _:
-        place = running.local.memory("bea") / running.folder(study).path.name
-        running.office.submit(study)
-        running.wait_for_round(study, 3)
-        filler = fill(place)
-        running.wait_until(lambda: any(e["event"] == "lost" for e in running.events(study)), "a full disk")
-        running.wait_for_round(study, 10)
-        filler.unlink()
-        run = running.finished(study)
-    lost = [e for e in running.events(study) if e["event"] == "lost"]
-    assert {(e["site"], e["why"]) for e in lost} == {("bea", "its disk is full or cannot be written")}
-    assert max(running.rounds(study, "bea")) > max(e["round"] for e in lost)
-    assert digest(simulation.run(simulation.with_attendance(study, run), tmp_path, workers=0).folder) == digest(run)
-
-
-@pytest.mark.slow
-def test_a_full_disk_at_the_server_stops_the_run_and_loses_nothing(
-    running: Running, federation: Path, tmp_path: Path
-) -> None:
-    study = toy_study(
-        federation, "scaffold", study__name="full-server", study__rounds=20, study__score_every=20, study__deadline=60.0
-    )
-    place = running.folder(study).path
-    with small_disk(place):
-        job = running.office.submit(study)
-        running.wait_for_round(study, 3)
-        filler = fill(place)
-        running.office.wait(job, PATIENCE)
-        said = running.office.outcome(job)["said"]
-        assert "Make room" in said
-        assert f"consilium federation resume {job}" in said
-        filler.unlink()
-        running.office.resume(job)
-        running.finished(study)
-        assert digest(place) == digest(simulation.run(study, tmp_path, workers=0).folder)
