@@ -135,22 +135,30 @@ def describe(name: str | None = None) -> str:
     ])  # fmt: skip
 
 
-def leaving(study: Study) -> str:
+def leaving(study: Study) -> dict[str, Any]:
     """What every site of a study sends, phase by phase and field by field, in bytes."""
     roster = roster_of(study)
     method, card = study.method, next(iter(roster.values()))
     notes = _message(method.Uplink)
-    lines = [f"{study.name} ({study.method_name}): what leaves each of {len(roster)} hospitals"]
+    phases = []
     for phase, round in timeline(method, study.plan.rounds):
-        if round.step:
-            continue
-        sizes = _field_sizes(method.blank(study.task, roster, card, round))
-        times = f"{phase.rounds} rounds, each" if phase.rounds > 1 else "1 round"
+        if round.step == 0:
+            sizes = _field_sizes(method.blank(study.task, roster, card, round))
+            fields = {name: {"bytes": size, "what": notes[name]} for name, size in sizes.items()}
+            phases.append({"phase": phase.name, "rounds": phase.rounds, "bytes": sum(sizes.values()), "fields": fields})
+    return {"study": study.name, "method": study.method_name, "hospitals": len(roster), "phases": phases}
+
+
+def leaving_text(study: Study) -> str:
+    facts = leaving(study)
+    lines = [f"{facts['study']} ({facts['method']}): what leaves each of {facts['hospitals']} hospitals"]
+    for phase in facts["phases"]:
+        times = f"{phase['rounds']} rounds, each" if phase["rounds"] > 1 else "1 round"
         lines += _section(
-            f"{phase.name} ({times} {size_text(sum(sizes.values()))})",
+            f"{phase['phase']} ({times} {size_text(phase['bytes'])})",
             [
-                f"  {name}".ljust(24) + f"{size_text(size)}".rjust(10) + f"  {notes[name]}"
-                for name, size in sizes.items()
+                f"  {name}".ljust(24) + f"{size_text(field['bytes'])}".rjust(10) + f"  {field['what']}"
+                for name, field in phase["fields"].items()
             ],
         )
     return "\n".join(lines)

@@ -142,7 +142,7 @@ class RunFolder:
         for key in ("members", "sites"):
             old, new = before.get(key, {}), json.loads(json.dumps(facts[key]))
             for name in sorted(old.keys() | new.keys()):
-                if old.get(name) != new.get(name):
+                if _but_version(old.get(name)) != _but_version(new.get(name)):
                     raise RunError(
                         f"site '{name}' has other cases, labels or preprocessing than when {self.path} began; restore "
                         "its tables, or start the study again."
@@ -299,6 +299,11 @@ class RunFolder:
         if best is None:
             raise RunError(f"{self.path} has no scored round yet; go on with `consilium resume {self.path}`.")
         return best.server
+
+
+def _but_version(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A newer version may go on with a run of the same format."""
+    return None if facts is None else {key: value for key, value in facts.items() if key != "version"}
 
 
 def write_text(path: Path, text: str) -> None:

@@ -39,8 +39,8 @@ def run(
     `workers`: processes the sites share, by default one per core; 0 runs all sites in this process. A `pool` given is
     used and left open.
     """
-    folder = RunFolder.create(study, Path(runs), watch)
-    return go_on(folder, workers, pool)
+    pick_device(study.local.device, 0)  # refuse a device that is not there before anything is written
+    return go_on(RunFolder.create(study, Path(runs), watch), workers, pool)
 
 
 def resume(
@@ -53,7 +53,7 @@ def resume(
 def go_on(folder: RunFolder, workers: int | None = None, pool: Pool | None = None) -> Result:
     if folder.finished:
         return Result(folder.path, folder.summary())
-    pick_device(folder.study.local.device, 0)  # refuse a device that is not there before anything is asked of a site
+    pick_device(folder.study.local.device, 0)  # the machine may be another than before
     if pool is not None:
         return Result(folder.path, engine.run(folder.study, Processes(folder.study, folder.path, pool), folder))
     count = default_workers() if workers is None else workers

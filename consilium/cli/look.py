@@ -21,12 +21,13 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods; for one: its paper, its fields, what leaves the hospital and what stays."""
-    from consilium.describe import describe, describe_all, find, leaving
+    from consilium.describe import describe, describe_all, find, leaving, leaving_text
 
     if study is not None:
         from consilium.study import load_study
 
-        typer.echo(leaving(load_study(study, [f"method.name={name}"] if name else [])))
+        told = load_study(study, [f"method.name={name}"] if name else [])
+        typer.echo(json.dumps(leaving(told)) if as_json else leaving_text(told))
         return
     if as_json:
         chosen = [find(name)] if name else None

@@ -93,13 +93,13 @@ def apfl_round(site: Site, shared: Weights, own: Weights, mix: float, adaptive: 
         blend.set(mixed(v, w, mix))
         toward, loss = blend.gradient(batch)
         slope, _ = common.gradient(batch)
-        if adaptive:  # ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩
-            with torch.no_grad():
-                change = sum(((v[name] - w[name]) * toward[name]).sum().item() for name in v)
-            mix = min(1.0, max(0.0, mix - lr * change))
         for name, parameter in common.parameters.items():
             parameter.grad = slope[name]
             v[name].grad = mix * toward[name]  # ∂f(v̄)/∂v = α ∇f(v̄)
+        if adaptive:  # ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩, at the same point
+            with torch.no_grad():
+                change = sum(((v[name] - w[name]) * toward[name]).sum().item() for name in v)
+            mix = min(1.0, max(0.0, mix - lr * change))
         for stepper in steppers:
             stepper.step()
         total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1

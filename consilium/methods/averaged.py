@@ -23,7 +23,7 @@ class Release:
     """`[release]`: what sites get to use."""
 
     swa_from: float = 0.0  # above 0: after this share of the rounds, the mean of every swa_cycle-th round's model
-    swa_cycle: int = 2
+    swa_cycle: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.swa_from < 1:

@@ -27,6 +27,7 @@ from consilium.methods.selector import (
     check_sites,
     merged_selector,
     selector_reply,
+    weak_pull,
 )
 from consilium.site import Batch, Local, Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
@@ -142,12 +143,7 @@ class FedSM(Method):
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
         check_sites(roster, local, "FedSM")
-        if self.personal == "softpull" and self.pull < 1 / len(roster):
-            return [
-                f"pull = {self.pull} is below 1/K = {1 / len(roster):.3f}: the other sites then weigh more in a "
-                "personal model than its own site."
-            ]
-        return []
+        return weak_pull(self.pull, roster) if self.personal == "softpull" else []
 
     def phases(self, rounds: int) -> list[Phase]:
         adapt = [ADAPT] if self.personal in ("finetune", "perfedavg") else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from consilium.methods.selector import (
     check_sites,
     merged_selector,
     selector_reply,
+    weak_pull,
 )
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.weights import SiteName, Weights, mean
@@ -105,15 +107,17 @@ class LateSelector(Method):
         """What the selector should answer for every training case, if the method teaches it that."""
         return {}
 
+    @abstractmethod
     def selector_loss(self, site: Site, memory: Any, output: Tensor, batch: Batch) -> Tensor:
-        raise NotImplementedError
+        """What the selector is taught on a batch."""
 
+    @abstractmethod
     def predictor(self, task: Task, released: Any) -> Predictor:
-        raise NotImplementedError
+        """What a release with a selector becomes."""
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
         check_sites(roster, local, "a super model")
-        return []
+        return weak_pull(self.pull, roster)
 
     def phases(self, rounds: int) -> list[Phase]:
         extra = self.selector_rounds or max(1, rounds // 3)

@@ -37,6 +37,16 @@ def check_sites(roster: Roster, local: Local, name: str) -> None:
         )
 
 
+def weak_pull(pull: float, roster: Roster) -> list[str]:
+    """The warning that λ is below 1/K."""
+    if pull >= 1 / len(roster):
+        return []
+    return [
+        f"pull = {pull} is below 1/K = {1 / len(roster):.3f}: the other sites then weigh more in a personal model than "
+        "its own site."
+    ]
+
+
 def selector_reply(training: str, done: Fit, got: Weights, state: OptimizerState | None, lr: float) -> Sent:
     """What a site sends of its round of selector training."""
     if training == "synchronised":

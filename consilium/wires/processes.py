@@ -92,17 +92,16 @@ class Pool:
         for process in self.processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(size)
+        self._asked: dict[Future[Answer], SiteName] = {}
 
     def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
-        return self._answers({self._threads.submit(self._ask, request): name for name, request in requests.items()})
+        self._asked = {self._threads.submit(self._ask, request): name for name, request in requests.items()}
+        return ((self._asked[future], future.result()) for future in as_completed(self._asked))
 
-    def _answers(self, futures: Mapping[Future[Answer], SiteName]) -> Iterator[tuple[SiteName, Answer]]:
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            for future in futures:
-                future.cancel()  # who stops listening early needs no more answers
+    def give_up(self) -> None:
+        """Who stops listening early needs no more answers; what a process is at, it ends."""
+        for future in self._asked:
+            future.cancel()
 
     def _ask(self, request: Request) -> Answer:
         process = self._idle.get()
@@ -154,5 +153,6 @@ class Processes(SimulatedWire):
         return self._pool.ask(requests)
 
     def close(self) -> None:
+        self._pool.give_up()
         self._pool.tell_all({"do": "close", "run": str(self.folder)})
         super().close()

@@ -32,9 +32,16 @@ def test_every_shown_command_can_be_given(block: Block, words: list[str]) -> Non
     if words[0].startswith("-"):
         assert words in (["--help"], ["--version"])
         return
-    assert words[0] in known, f"{block}: there is no command {words[0]}"
-    if words[1:] != ["--help"]:
-        known[words[0]].make_context(words[0], words[1:])  # says what is wrong with the words
+    name, *rest = words
+    assert name in known, f"{block}: there is no command {name}"
+    command = known[name]
+    inner: dict[str, Any] = getattr(command, "commands", {})
+    if inner and rest != ["--help"]:
+        assert rest, f"{block}: {name} needs a command"
+        assert rest[0] in inner, f"{block}: there is no command {name} {rest[0]}"
+        command, (name, *rest) = inner[rest[0]], rest
+    if rest != ["--help"]:
+        command.make_context(name, list(rest))  # says what is wrong with the words
 
 
 def test_the_pages_show_commands() -> None:

@@ -24,7 +24,9 @@ def test_one_step_by_hand() -> None:
 def test_the_mix_follows_its_own_slope() -> None:
     """∂f/∂α = (v − w) ∇f(v̄) = 4 · 5 = 20: α = .25 − .1·20, clipped at 0; with smaller numbers it is not clipped."""
     here = site(batch([1.0], [0.0]))
-    assert apfl_round(here, line(4.0), line(8.0), 0.25, True, FIRST).mix == 0.0
+    steep = apfl_round(here, line(4.0), line(8.0), 0.25, True, FIRST)
+    assert steep.mix == 0.0
+    assert value(steep.own) == pytest.approx(8.0 - 0.1 * 0.25 * 5.0), "v moves by the α that v̄ was made with"
     gentle = apfl_round(here, line(0.4), line(0.8), 0.25, True, FIRST)
     assert gentle.mix == pytest.approx(0.25 - 0.1 * (0.4 * 0.5))
 
