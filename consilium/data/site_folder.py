@@ -372,11 +372,9 @@ def _maskless_fault(split: str, allowed: bool) -> str:
             "label is missing; write the mask's path relative to the site's folder. Cases without a mask are for "
             "sites whose site.toml says with `annotated` what their masks show."
         )
-    return (
-        ""
-        if split in ("train", "")
-        else f"label is missing, so nothing can be scored on this {split} case; make it train."
-    )
+    if split in ("valid", "test"):
+        return f"label is missing, so nothing can be scored on this {split} case; make it train."
+    return ""
 
 
 def _class_fault(name: str, labels: tuple[str, ...]) -> str:
