@@ -63,6 +63,12 @@ def test_what_leaves_in_a_study_is_said_with_sizes(federation: Path, tmp_path: P
     fields = {words[0]: float(words[1]) * unit[words[2]] for words in map(str.split, train.splitlines()[1:])}
     assert {"global", "personal", "selector", "loss"} <= fields.keys()
     assert sum(fields.values()) == pytest.approx(total, rel=0.02)
+    told = json.loads(call("methods", "--study", tmp_path / "toy.toml", "--json").out)
+    assert told["hospitals"] == 3
+    phase = next(phase for phase in told["phases"] if phase["phase"] == "train")
+    assert (
+        phase["bytes"] == sum(field["bytes"] for field in phase["fields"].values()) == pytest.approx(1e3 * total, 0.02)
+    )
 
 
 def test_methods_as_json() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from consilium import engine, simulation
+from consilium import engine, simulation, worker
 from consilium.errors import RunError, StudyError
 from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM
@@ -96,6 +96,12 @@ def test_changed_cases_are_refused(own: Path, tmp_path: Path) -> None:
     table.write_text(swapped)
     with pytest.raises(RunError, match="'ada' has other cases"):
         simulation.resume(folder, workers=0)
+
+
+def test_a_newer_version_goes_on(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stopped(toy_study(federation), tmp_path / "runs")
+    monkeypatch.setattr(worker, "__version__", "99.0")
+    assert simulation.resume(folder, workers=0).summary["headline"]["site_mean"] > 0
 
 
 def test_another_site_is_refused(own: Path, tmp_path: Path) -> None:
