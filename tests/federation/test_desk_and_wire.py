@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 from safetensors.torch import load_file
 
 from consilium import engine, simulation, tree
@@ -520,3 +521,10 @@ def test_a_hospital_toml_is_read_and_mistakes_are_named(tmp_path: Path) -> None:
     path.write_text('site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n[limits]\nround = 3\n')
     with pytest.raises(StudyError, match="did you mean 'rounds'"):
         read_hospital(path)
+
+
+def test_a_message_that_arrives_is_not_written_out_as_text() -> None:
+    """The engine formats what it received for its debug log; a part of 16 MB would become 45 MB of text."""
+    import consilium.federation.parts  # noqa: F401  # job processes import it
+
+    assert len(f"{ConsumableBufferList([bytes(1000)])}") < 50
