@@ -92,16 +92,10 @@ class Pool:
         for process in self.processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(size)
-        self._asked: dict[Future[Answer], SiteName] = {}
 
-    def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
-        self._asked = {self._threads.submit(self._ask, request): name for name, request in requests.items()}
-        return ((self._asked[future], future.result()) for future in as_completed(self._asked))
-
-    def give_up(self) -> None:
-        """Who stops listening early needs no more answers; what a process is at, it ends."""
-        for future in self._asked:
-            future.cancel()
+    def ask(self, requests: Mapping[SiteName, Request]) -> dict[Future[Answer], SiteName]:
+        """The answers to come, of several runs in any order; whoever stops listening early cancels them."""
+        return {self._threads.submit(self._ask, request): name for name, request in requests.items()}
 
     def _ask(self, request: Request) -> Answer:
         process = self._idle.get()
@@ -148,11 +142,14 @@ class Processes(SimulatedWire):
     def __init__(self, study: Study, folder: Path, pool: Pool) -> None:
         super().__init__(study, folder)
         self._pool = pool
+        self._open: dict[Future[Answer], SiteName] = {}
 
     def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
-        return self._pool.ask(requests)
+        self._open = asked = self._pool.ask(requests)
+        return ((asked[future], future.result()) for future in as_completed(asked))
 
     def close(self) -> None:
-        self._pool.give_up()
+        for future in self._open:
+            future.cancel()  # nobody listens any more; what a process is at, it ends
         self._pool.tell_all({"do": "close", "run": str(self.folder)})
         super().close()
