@@ -92,6 +92,7 @@ def test_one_json_document(study: Path) -> None:
     assert run(study, "--json").document == done.document
 
 
+@pytest.mark.federation  # it starts a process
 def test_worker_processes_give_the_same_bytes(study: Path, finished: Finished) -> None:
     folder = trained(study, workers=1)
     for name in FILES:

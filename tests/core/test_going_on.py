@@ -51,7 +51,7 @@ class Eager(InProcess):
         return iter(list(super().ask(requests)))
 
 
-@pytest.mark.parametrize("method", ["scaffold", "apple", "fedsm"])
+@pytest.mark.parametrize("method", ["scaffold", "apple"])
 def test_a_round_that_was_never_written_is_made_again(
     method: str, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,9 @@ def third() -> Iterator[Pool]:
 
 
 @pytest.mark.xdist_group("pool")
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "workers", [1, 2, pytest.param(3, marks=pytest.mark.federation)]
+)  # the third is started for it
 def test_the_same_bits_for_any_number_of_processes(
     workers: int, federation: Path, tmp_path: Path, plain: Result, pool: Pool, third: Pool
 ) -> None:

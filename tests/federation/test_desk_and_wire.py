@@ -178,7 +178,7 @@ def test_a_site_that_lost_what_it_held_is_sent_all_of_it(
 
 
 FORESEEN: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("fedavg", "scaffold", "fedsm", "apple", "fedfomo", "fedavg-pl", "local")},
+    **{name: {} for name in ("fedavg", "fedsm", "apple", "fedavg-pl", "local")},
     "fedsm-extra": {"study__rounds": 9, "study__score_every": 9},  # several selector rounds, models sent in the first
     "ufps": {"method__sharp_from": 0.4, "method__ua_from": 0.4},
 }

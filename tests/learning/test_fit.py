@@ -276,6 +276,7 @@ for precision in ("bfloat16", "float16"):
 """
 
 
+@pytest.mark.federation  # it starts a process
 def test_mixed_precision_runs_and_stays_finite(federation: Path, tmp_path: Path) -> None:
     """In a process of its own, without AMX: on virtual machines that announce AMX but forbid it, torch's transposed
     convolution in bfloat16 ends the process with SIGILL."""
