@@ -17,6 +17,8 @@ from consilium.analysis.finding import Options
 from consilium.cli import analysis
 from consilium.errors import RunError, StudyError, UserError
 
+pytestmark = pytest.mark.xdist_group("analysis")  # what its tests share is made once
+
 QUICK = Options(points=3, directions=1, layout="pca")
 
 

@@ -23,6 +23,8 @@ from consilium.run_folder import RunFolder
 from consilium.simulation import run
 from tests.toy import toy_study
 
+pytestmark = pytest.mark.xdist_group("analysis")  # what its tests share is made once
+
 SITES = ("ada", "bea", "cid")
 
 

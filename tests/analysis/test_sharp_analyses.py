@@ -23,6 +23,8 @@ from consilium.errors import RunError, UserError
 from consilium.randomness import torch_generator
 from consilium.weights import Weights
 
+pytestmark = pytest.mark.xdist_group("analysis")  # what its tests share is made once
+
 QUICK = Options(points=3, cases=4)
 
 

@@ -26,6 +26,8 @@ from consilium.reports.reading import read_run
 from consilium.simulation import run
 from tests.toy import toy_study, write_organs
 
+pytestmark = pytest.mark.xdist_group("analysis")  # what its tests share is made once
+
 TRAINED = {"study__rounds": 2, "study__score_every": 1, "data__test_masks": "complete", "local__lr": 0.02}
 
 

@@ -24,6 +24,8 @@ from consilium.data.phantoms.tables import FIRST_INDEX
 from consilium.data.site_folder import read_federation
 from consilium.errors import StudyError
 
+pytestmark = pytest.mark.xdist_group("abdomen")  # what its tests share is made once
+
 SITES = ["word", "abdomenct1k", "amos", "btcv"]
 CASES = 4  # per site, at 48 rows, seed 0
 KIDNEY, LIVER, SPLEEN, PANCREAS = 1, 2, 3, 4

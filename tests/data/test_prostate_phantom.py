@@ -26,6 +26,8 @@ from consilium.data.phantoms.prostate_tissue import signals
 from consilium.data.phantoms.tables import FIRST_INDEX
 from consilium.errors import DataError, StudyError
 
+pytestmark = pytest.mark.xdist_group("prostate")  # what its tests share is made once
+
 SITES = ["i2cvb", "msd", "nci3t", "ncidx", "promise12", "prostatex"]
 CASES = 6  # per site, at 64 pixels, seed 0
 Scan = tuple[NDArray[np.int16], NDArray[np.uint8], tuple[float, float, float]]

@@ -20,6 +20,8 @@ from consilium.data.phantoms.retina import cases_per_site, render
 from consilium.data.phantoms.tables import FIRST_INDEX
 from consilium.errors import DataError, StudyError
 
+pytestmark = pytest.mark.xdist_group("retina")  # what its tests share is made once
+
 SITES = ["drishti", "binrushed", "magrabia", "messidor", "rimone", "refuge"]
 CASES = 20  # per site, at 64 pixels, seed 0
 Pictures = dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]
