@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from consilium.admission import admitted, called, present
 from consilium.envelope import Envelope, Reply, RollCall, card_to_json
-from consilium.errors import StudyError, UserError, WorkError
-from consilium.fields import nearest
+from consilium.errors import UserError, WorkError
 from consilium.machine import peak_memory_mb
-from consilium.method import Best, Method, Phase, Valid, away_as, timeline
+from consilium.method import Best, Method, Phase, Valid, timeline
 from consilium.privacy.firewall import EMPTY, History, Verdict, judged
 from consilium.privacy.measuring import Update, updates_of
 from consilium.randomness import numpy_generator
@@ -88,51 +88,8 @@ class _Run:
         folder.check_origin(self._facts())
         self.memory_mb: dict[SiteName, float] = {}
         self._since = time.perf_counter()
-        if study.data.pooled and not self.method.pooled and self.method.headline != "global":
-            raise StudyError(
-                "[data] pooled = true leaves one site, and this method needs several; use method 'pooled'."
-            )
-        if study.local.batchnorm != "average" and (study.plan.leave_out or study.pooled):
-            who = "pooled training is scored at sites that did not train" if study.pooled else (
-                f"[study] leave_out = {list(study.plan.leave_out)} is scored without having trained"
-            )  # fmt: skip
-            raise StudyError(
-                f"[local] batchnorm = '{study.local.batchnorm}' keeps normalisation at the sites that train, but {who} "
-                "and would get a normalisation nobody trained; use batchnorm = 'average'."
-            )
-        for key in ("min_sites", "sites_per_round"):
-            if getattr(study.plan, key) > len(self.roster):
-                raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(self.roster)} sites.")
-        phases = list(dict.fromkeys(phase.name for phase, _ in self.line))
-        for site, told in study.plan.away.items():
-            for name in (str(round).partition(":")[0] for round in told if not isinstance(round, int)):
-                if name not in phases:
-                    raise StudyError(f"[study] away.{site}: there is no phase '{name}'; {nearest(name, phases)}")
-        for phase, round in self.line:
-            self._check_attendance(phase, round)
-        for warning in self.method.check(self.task, self.roster, study.local):
+        for warning in admitted(study, self.line, self.roster):
             folder.note("warning", text=warning)
-        bare = {name: card.unlabelled for name, card in self.roster.items() if card.unlabelled}
-        if bare and not self.method.unlabelled:
-            whose = ", ".join(f"{n} of {name}" for name, n in bare.items())
-            folder.note("warning", text=f"cases without a mask are left out: {whose}; methods with teachers use them.")
-
-    def _check_attendance(self, phase: Phase, round: Round) -> None:
-        """Refuse a round that can never have enough answers: no waiting would help."""
-        plan = self.study.plan
-        present = self._present(phase, round)
-        limit = plan.sites_per_round if phase.counts and plan.sites_per_round else len(present)
-        asked = min(limit, len(present))
-        if asked >= plan.min_sites:
-            return
-        where = _called(phase, round)
-        if not present:
-            raise StudyError(f"[study] away: every site is away in {where}; leave one there.")
-        cause = "sites_per_round" if limit < len(present) else "away"
-        raise StudyError(
-            f"[study] min_sites = {plan.min_sites}: {where} can have {asked} of {len(self.roster)} sites, because of "
-            f"[study] {cause}; lower min_sites or change {cause}."
-        )
 
     def to_the_end(self) -> Mapping[str, Any]:
         state = self.folder.resume(self.method)
@@ -267,7 +224,7 @@ class _Run:
             self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost, **_told(verdict, "odd"))
         if len(replies) < max(1, self.study.plan.min_sites):
             raise WorkError(
-                f"{_called(phase, round)}: {len(replies)} of {len(sent.sizes)} sites answered, but min_sites is "
+                f"{called(phase, round)}: {len(replies)} of {len(sent.sizes)} sites answered, but min_sites is "
                 f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "
                 f"saved; when the sites are back, `consilium resume {self.folder.path}`."
             )
@@ -276,15 +233,11 @@ class _Run:
     def _asked(self, phase: Phase, round: Round) -> list[SiteName]:
         """The sites of this round: all but those away, or a seeded draw of them."""
         plan = self.study.plan
-        here = self._present(phase, round)
+        here = present(self.study, self.line, self.roster, phase, round)
         if phase.counts and 0 < plan.sites_per_round < len(here):  # everyone adapts and calibrates
             draw = numpy_generator(plan.seed, "sites per round", round.index)
             here = sorted(str(name) for name in draw.choice(here, plan.sites_per_round, replace=False))
         return here
-
-    def _present(self, phase: Phase, round: Round) -> list[SiteName]:
-        names = {phase.name, away_as(phase, round, self.rounds)}
-        return [site for site in self.roster if not names & set(self.study.plan.away.get(site, ()))]
 
     def _accepted(self, name: SiteName, reply: Reply, head: Envelope) -> tuple[Any | None, str]:
         if reply.packet is None:
@@ -421,13 +374,6 @@ class _Run:
         drawn = {name: facts["labels"] for name, facts in self.roll.facts.items()}
         unknown = {name: [x for x in self.task.labels if x not in labels] for name, labels in drawn.items()}
         return {name: labels for name, labels in sorted(unknown.items()) if labels}
-
-
-def _called(phase: Phase, round: Round) -> str:
-    """A round in a sentence."""
-    if phase.counts:
-        return f"round {round.number}"
-    return f"the phase '{phase.name}'" + (f", step {round.step + 1}" if round.total > 1 else "")
 
 
 def _told(verdict: Verdict | None, if_odd: str = "refused") -> dict[str, Any]:

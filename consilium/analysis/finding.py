@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 
 
@@ -38,3 +39,13 @@ class Finding:
     figures: Mapping[str, Figure]  # by file name without suffix
     table: str = ""  # Markdown
     run: Path | None = None  # the run it is about; None: all of them together
+
+
+def in_words(found: Mapping[str, Mapping[str, T]], say: Callable[[T], str]) -> str:
+    """A table in a sentence: "ada: fedavg 0.3, fedsm 0.2; bea: …"."""
+    rows = {row: ", ".join(f"{name} {say(one)}" for name, one in by.items()) for row, by in found.items()}
+    return "; ".join(f"{row}: {text}" for row, text in rows.items())
+
+
+def as_json(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row: {name: one.to_json() for name, one in by.items()} for row, by in found.items()}

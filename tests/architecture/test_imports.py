@@ -26,7 +26,7 @@ LAYERS = [
     ["methods"],
     ["study"],
     ["envelope", "refusal", "local_norm"],
-    ["worker", "run_folder"],
+    ["worker", "run_folder", "admission"],
     ["engine"],
     ["wires"],
     [

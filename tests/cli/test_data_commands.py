@@ -54,6 +54,7 @@ def test_phantom_refuses(arguments: list[str], words: list[str], tmp_path: Path)
 def test_phantom_refuses_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "thesis.doc").touch()
     refused(call("phantom", "retina", "--to", tmp_path), "not empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.doc"]
 
 
 def test_check_of_a_sound_federation(federation: Path) -> None:
@@ -137,6 +138,7 @@ def test_a_broken_case_stops_a_run_before_training(broken: Path, tmp_path: Path,
 def test_a_run_lists_all_faults_of_tables_and_images(broken: Path, tmp_path: Path, study: Path) -> None:
     done = call("run", study, "--set", f'data.federation="{broken}"', "--runs", tmp_path / "runs", "--workers", 0)
     refused(done, *FAULTS, *FAULTS.values())
+    assert not list(tmp_path.glob("runs/*/journal.jsonl"))
 
 
 def test_digits_are_cut_trained_and_predicted(tmp_path: Path) -> None:

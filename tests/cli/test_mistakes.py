@@ -203,7 +203,9 @@ def test_a_damaged_store_is_refused(harm: Callable[[Path], None], copy: Callable
     run = copy()
     for file in (run / "store").glob("*.safetensors"):
         harm(file)
+    journal = (run / "journal.jsonl").read_bytes()
     refused(call("resume", run, "--workers", 0), ".safetensors")
+    assert (run / "journal.jsonl").read_bytes() == journal, "a run that cannot go on is left as it was"
 
 
 @pytest.mark.parametrize("name", ["server/00001.json", "server/best.json", "study.toml", "origin.json"])

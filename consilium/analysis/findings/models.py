@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from consilium.analysis import figures, hessian, loss_surface, sharp_figures, similarity, steepness
-from consilium.analysis.finding import Finding, Options, Say
+from consilium.analysis.finding import Finding, Options, Say, as_json, in_words
 from consilium.analysis.opening import Runs
 
 
@@ -16,10 +16,7 @@ def of_loss_surface(runs: Runs, options: Options, say: Say) -> Iterable[Finding]
         runs.opened, site, options.radius, options.points, options.directions, options.seed, options.filterwise, say
     )
     radius = next(surface.steps[-1] for by in found.values() for surface in by.values())
-    rises = "; ".join(
-        f"{name}: " + ", ".join(f"{split} {surface.centre:.3f} + {surface.rise:.3f}" for split, surface in by.items())
-        for name, by in found.items()
-    )
+    rises = in_words(found, lambda one: f"{one.centre:.3f} + {one.rise:.3f}")
     yield Finding(
         f"loss-surface-{site}",
         f"Loss around the models, on {site}'s cases",
@@ -28,7 +25,7 @@ def of_loss_surface(runs: Runs, options: Options, say: Say) -> Iterable[Finding]
             "site": site,
             "seed": options.seed,
             "filterwise": options.filterwise,
-            "models": {name: {s: surface.to_json() for s, surface in by.items()} for name, by in found.items()},
+            "models": as_json(found),
         },
         {f"loss-surface-{site}": figures.loss_surfaces(found, site, options.filterwise)},
     )
@@ -40,15 +37,12 @@ def of_landscape(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
         runs.opened, _sites(runs, options), options.cases, options.radius, options.points, options.seed,
         options.filterwise, say,
     )  # fmt: skip
-    rises = "; ".join(
-        f"{site}: " + ", ".join(f"{name} {one.centre:.3f} + {one.rise:.3f}" for name, one in by.items())
-        for site, by in found.items()
-    )
+    rises = in_words(found, lambda one: f"{one.centre:.3f} + {one.rise:.3f}")
     yield Finding(
         "landscape",
         "Loss around the models, site by site",
         f"Training loss at the model + its mean rise at the edge of the square. {rises}",
-        {"sites": {site: {name: one.to_json() for name, one in by.items()} for site, by in found.items()}},
+        {"sites": as_json(found)},
         {"landscape": sharp_figures.landscapes(found)},
     )
 
@@ -56,15 +50,12 @@ def of_landscape(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
 def of_hessian(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     """All runs and sites together."""
     found = hessian.site_curvatures(runs.opened, _sites(runs, options), options.cases, options.seed, say)
-    words = "; ".join(
-        f"{site}: " + ", ".join(f"{name} {one.largest[0]:.3g}" for name, one in by.items())
-        for site, by in found.items()
-    )
+    words = in_words(found, lambda one: f"{one.largest[0]:.3g}")
     yield Finding(
         "hessian",
         "How curved the loss is",
         f"Largest eigenvalue of the Hessian of the training loss, about {options.cases} cases each. {words}",
-        {"sites": {site: {name: one.to_json() for name, one in by.items()} for site, by in found.items()}},
+        {"sites": as_json(found)},
         {"hessian": sharp_figures.spectra(found)},
         hessian.to_markdown(found),
     )
@@ -72,15 +63,12 @@ def of_hessian(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
 
 def of_steepness(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     found = steepness.site_steepness(runs.opened, _sites(runs, options), options.cases, options.seed)
-    words = "; ".join(
-        f"{site}: " + ", ".join(f"{name} {100 * one.steep:.0f} %" for name, one in by.items())
-        for site, by in found.items()
-    )
+    words = in_words(found, lambda one: f"{100 * one.steep:.0f} %")
     yield Finding(
         "steepness",
         "Which gradients the ascent changes",
         f"Share of parameters whose gradient changes by more than its own size. {words}",
-        {"sites": {site: {name: one.to_json() for name, one in by.items()} for site, by in found.items()}},
+        {"sites": as_json(found)},
         {"steepness": sharp_figures.steep(found)},
     )
 

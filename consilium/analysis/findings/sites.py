@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from consilium.analysis import figures, gallery, overlays
-from consilium.analysis.finding import Finding, Options, Say
+from consilium.analysis.finding import Finding, Options, Say, in_words
 from consilium.analysis.opening import Runs
 
 
@@ -35,9 +35,7 @@ def of_overlays(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
     sites = [options.site] if options.site else first.sites
     found = overlays.shown_cases(runs.opened, sites)
     labels, values = first.study.task.labels, overlays.scores(found, first.study.task.labels)
-    words = "; ".join(
-        f"{site}: " + ", ".join(f"{name} {_mean(by)}" for name, by in runs_.items()) for site, runs_ in values.items()
-    )
+    words = in_words(values, _mean)
     drawn = {"overlays": overlays.slices(found, labels)}
     if all(one.volume for one in found):
         drawn["projections"] = overlays.projections(found, labels)
