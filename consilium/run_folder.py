@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium import __version__, tree
-from consilium.errors import RunError, WorkError, not_a_run
+from consilium.errors import RunError, StudyError, WorkError, not_a_run
 from consilium.machine import origin
 from consilium.method import Best, Method, Valid
 from consilium.privacy.firewall import EMPTY, History
@@ -67,7 +67,7 @@ class RunFolder:
     def open(cls, path: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
         if not (path / "study.toml").is_file():
             raise not_a_run(path)
-        folder = cls(path, load_study(path / "study.toml"), watch)
+        folder = cls(path, _own_study(path / "study.toml"), watch)
         folder._check_format()
         return folder
 
@@ -299,6 +299,18 @@ class RunFolder:
         if best is None:
             raise RunError(f"{self.path} has no scored round yet; go on with `consilium resume {self.path}`.")
         return best.server
+
+
+def _own_study(path: Path) -> Study:
+    """The study a run was made with. It ends with [facts]; one cut short would go on with other settings."""
+    try:
+        study = load_study(path)
+        if "\n[facts]\n" in path.read_text(encoding="utf-8"):
+            return study
+        fault = "it is cut short"
+    except StudyError as error:
+        fault = str(error).rstrip(".")
+    raise RunError(f"{path} is not as the run wrote it: {fault}. Restore it, or start the study again.")
 
 
 def _but_version(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:

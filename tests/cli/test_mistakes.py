@@ -215,6 +215,15 @@ def test_a_damaged_document_is_refused(name: str, copy: Callable[..., Path]) -> 
     refused(call("resume", run, "--workers", 0), name)
 
 
+@pytest.mark.parametrize("section", ["task", "method", "privacy", "facts"])
+def test_a_study_cut_short_is_refused(section: str, copy: Callable[..., Path]) -> None:
+    """Sections lost at the end would otherwise be read as their defaults: privacy among them."""
+    run = copy()
+    text = (run / "study.toml").read_text()
+    (run / "study.toml").write_text(text[: text.index(f"[{section}]")])
+    refused(call("resume", run, "--workers", 0), "study.toml")
+
+
 def test_a_forgotten_memory_is_refused(federation: Path, tmp_path: Path, failing: Failing) -> None:
     """SCAFFOLD's sites remember their control variates; a site without them cannot go on as if nothing were."""
     study = write_study(tmp_path / "toy.toml", federation, "scaffold", rounds=3)
