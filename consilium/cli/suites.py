@@ -26,6 +26,10 @@ def suite(
     only: Annotated[
         list[str] | None, typer.Option(help="Run only this method's rows; may be repeated.", metavar="METHOD")
     ] = None,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option("--seed", help="Seeds in place of the suite's own; may be repeated.", metavar="N"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and where they stand; do nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -37,10 +41,10 @@ def suite(
     from consilium.suites.running import outlook, run_suite
 
     if dry_run:
-        _list(outlook(file, runs, only or ()), as_json)
+        _list(outlook(file, runs, only or (), seeds or ()), as_json)
         return
     with kept("the same command"), Progress(quiet=as_json) as progress:
-        result = run_suite(file, runs, workers, _Teller(progress), only or ())
+        result = run_suite(file, runs, workers, _Teller(progress), only or (), seeds or ())
     if as_json:
         typer.echo(json.dumps(result.to_json(), allow_nan=False))
     else:

@@ -55,7 +55,7 @@ def choose(suite: Suite, row: Row, runs: Path, failed: Collection[str] = ()) -> 
 
 def write_choices(suite: Suite, choices: Sequence[Choice], path: Path) -> None:
     rows = [choice.to_json() for choice in choices if choice.tried]
-    write_json({"suite": suite.name, "seed": suite.choose_seed, "rule": RULE, "rows": rows}, path)
+    write_json({"suite": suite.name, "seed": suite.heading.chosen_on, "rule": RULE, "rows": rows}, path)
 
 
 def _tried(suite: Suite, settings: Settings, folder: Path) -> Tried:

@@ -72,7 +72,7 @@ def federation(suite: Suite, settings: Settings, seed: int) -> Path | None:
 
 def seeds(suite: Suite) -> list[int]:
     """All seeds, that of the choices first."""
-    return list(dict.fromkeys([suite.choose_seed, *suite.heading.seeds]))
+    return list(dict.fromkeys([suite.heading.chosen_on, *suite.heading.seeds]))
 
 
 def missing(suite: Suite) -> list[Drawing]:

@@ -101,7 +101,7 @@ def candidates(suite: Suite, row: Row) -> list[Settings]:
 
 def trials(suite: Suite, row: Row) -> list[Planned]:
     found = candidates(suite, row)
-    return [Planned(row, chosen, suite.choose_seed, trial=True) for chosen in found] if len(found) > 1 else []
+    return [Planned(row, chosen, suite.heading.chosen_on, trial=True) for chosen in found] if len(found) > 1 else []
 
 
 def reference(suite: Suite) -> Row:
@@ -165,7 +165,7 @@ def check(suite: Suite) -> None:
     reference(suite)
     for row in rows(suite):
         for chosen in candidates(suite, row):
-            study = study_of(suite, Planned(row, chosen, suite.choose_seed))
+            study = study_of(suite, Planned(row, chosen, suite.heading.chosen_on))
             known = (*study.facts.labels, MEAN)
             for label in suite.heading.labels:
                 if label not in known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ class Heading:
             refuse_twice(values, f"[suite] {key}")
         if min(self.seeds) < 0 or self.choose_seed < -1:
             raise StudyError("[suite] seeds and choose_seed: seeds are whole numbers from 0 on.")
+
+    @property
+    def chosen_on(self) -> int:
+        return self.seeds[0] if self.choose_seed < 0 else self.choose_seed
 
 
 @dataclass(frozen=True)
@@ -154,13 +158,9 @@ class Suite:
     def name(self) -> str:
         return self.heading.name
 
-    @property
-    def choose_seed(self) -> int:
-        return self.heading.seeds[0] if self.heading.choose_seed < 0 else self.heading.choose_seed
 
-
-def load_suite(path: Path | str) -> Suite:
-    """Read a suite file; no data are touched."""
+def load_suite(path: Path | str, seeds: Sequence[int] = ()) -> Suite:
+    """Read a suite file; no data are touched. Other `seeds` than its own share what it chose on its own."""
     path = Path(path)
     tables = _toml(path, "suite")
     for name, table in tables.items():
@@ -171,6 +171,8 @@ def load_suite(path: Path | str) -> Suite:
         if not isinstance(table, Mapping) and name not in _ARRAYS:
             raise StudyError(f"{path}: '{name}' must be a section: write [{name}] and its keys below it.")
     heading = fill(Heading, tables.get("suite", {}), "suite")
+    if seeds:
+        heading = replace(heading, seeds=tuple(seeds), choose_seed=heading.chosen_on)
     kinds = _kinds(heading.methods)
     base, beside = _base(heading, tables.get("base", {}), path)
     phantom = fill(Phantom, tables["phantom"], "phantom") if "phantom" in tables else None

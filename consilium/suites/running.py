@@ -103,12 +103,14 @@ def run_suite(
     workers: int | None = None,
     watch: Watcher | None = None,
     only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
 ) -> SuiteResult:
     """Run what is left of a suite and make its table.
 
-    `workers` as in `consilium.run`; `only` names the methods to run, and the table shows whatever is finished.
+    `workers` as in `consilium.run`; `only` names the methods to run, and the table shows whatever is finished;
+    `seeds` replace the suite's own.
     """
-    suite, runs, watcher = load_suite(path), Path(runs), watch or Nobody()
+    suite, runs, watcher = load_suite(path, seeds), Path(runs), watch or Nobody()
     mine = _rows_of(suite, only)
     for drawing in missing(suite):
         watcher.say(f"drawing the {drawing.phantom.kind} phantom in {drawing.place}")
@@ -134,14 +136,18 @@ def run_suite(
     return result
 
 
-def outlook(path: Path | str, runs: Path | str = "runs", only: Sequence[str] = ()) -> list[Prospect]:
+def outlook(
+    path: Path | str, runs: Path | str = "runs", only: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> list[Prospect]:
     """Every run of a suite in its order, and where it stands; nothing is drawn, run or written."""
-    suite, runs = load_suite(path), Path(runs)
+    suite, runs = load_suite(path, seeds), Path(runs)
     mine = _rows_of(suite, only)
     absent = {drawing.place for drawing in missing(suite)}
     found = [_prospect(suite, planned, runs, absent) for row in mine for planned in trials(suite, row)]
     tried = {prospect.folder for prospect in found}
-    blind = [row for row in mine if federation(suite, row.settings, suite.choose_seed) in absent and trials(suite, row)]
+    blind = [
+        row for row in mine if federation(suite, row.settings, suite.heading.chosen_on) in absent and trials(suite, row)
+    ]
     chosen = [Choice(row, (), None) if row in blind else choose(suite, row, runs) for row in mine]
     for planned in _finals(suite, chosen):
         prospect = _prospect(suite, planned, runs, absent)
@@ -171,7 +177,7 @@ def _finals(suite: Suite, choices: Sequence[Choice]) -> Iterator[Planned]:
 def _unchosen(suite: Suite, mine: Sequence[Row]) -> Iterator[tuple[Row, int]]:
     """Runs that wait for a choice; that of the choosing seed is one of the trials."""
     for seed in suite.heading.seeds:
-        yield from ((row, seed) for row in mine if seed != suite.choose_seed)
+        yield from ((row, seed) for row in mine if seed != suite.heading.chosen_on)
 
 
 def _count(suite: Suite, mine: Sequence[Row]) -> int:

@@ -52,6 +52,8 @@ def test_the_command_runs_skips_and_prints_the_table(tmp_path: Path, federation:
     assert "Table 3: the paper's figures (their data, their machines)" in first.stdout
     listed = CliRunner().invoke(command(), [*arguments, "--dry-run"])
     assert listed.stdout.count("done") == 4
+    more = CliRunner().invoke(command(), [*arguments, "--seed", "1", "--seed", "2", "--dry-run"])
+    assert (more.stdout.count("done"), more.stdout.count("to do")) == (2, 2)
     again = CliRunner().invoke(command(), [*arguments, "--json"])
     document = json.loads(again.stdout)
     assert (document["failed"], again.stderr) == ([], "")

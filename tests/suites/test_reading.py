@@ -16,7 +16,15 @@ GOOD = 'methods = ["fedavg", "fedsm"]\nseeds = [0, 1]'
 def test_a_suite_has_sensible_defaults(tmp_path: Path, federation: Path) -> None:
     suite = load_suite(write_suite(tmp_path, federation, 'methods = ["separate", "fedavg"]\nseeds = [4, 5]'))
     assert list(suite.kinds) == ["local", "fedavg"]  # aliases are resolved
-    assert (suite.choose_seed, suite.heading.labels, suite.papers, suite.phantom) == (4, ("mean",), (), None)
+    assert (suite.heading.chosen_on, suite.heading.labels, suite.papers, suite.phantom) == (4, ("mean",), (), None)
+
+
+def test_other_seeds_share_what_the_suite_chose(tmp_path: Path, federation: Path) -> None:
+    path = write_suite(tmp_path, federation, 'methods = ["fedavg"]\nseeds = [4, 5]')
+    heading = load_suite(path, seeds=[6, 7]).heading
+    assert (heading.seeds, heading.chosen_on) == ((6, 7), 4)
+    with pytest.raises(StudyError, match="6 is there twice"):
+        load_suite(path, seeds=[6, 6])
 
 
 def test_settings_may_be_written_quoted_or_as_dotted_keys(tmp_path: Path, federation: Path) -> None:
