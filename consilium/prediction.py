@@ -14,16 +14,8 @@ import numpy as np
 import torch
 
 from consilium.data.dicom import require_dicom, series_of, write_segmentation
-from consilium.data.images import (
-    IMAGE_SUFFIXES,
-    holds_dicom,
-    images_in,
-    pictures_in,
-    read_image,
-    stack_of,
-    together,
-    write_mask,
-)
+from consilium.data.formats import IMAGE_SUFFIXES, stack_of
+from consilium.data.images import holds_dicom, images_in, pictures_in, read_image, together, write_mask
 from consilium.data.preprocess import forward, invert
 from consilium.data.site_folder import inside_of
 from consilium.envelope import card_from_json

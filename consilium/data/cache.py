@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.check import blame, examine, file_hash
-from consilium.data.images import ImageError, files_of, stack_of
+from consilium.data.formats import ImageError, stack_of
+from consilium.data.images import files_of
 from consilium.data.preprocess import Preprocess, Undo, fingerprint, forward, forward_mask
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError

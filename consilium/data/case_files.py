@@ -8,7 +8,8 @@ import stat
 from pathlib import Path
 
 from consilium.data.dicom import series_of
-from consilium.data.images import IMAGE_SUFFIXES, ImageError, files_of, stack_of, suffix_of
+from consilium.data.formats import IMAGE_SUFFIXES, ImageError, stack_of, suffix_of
+from consilium.data.images import files_of
 
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 

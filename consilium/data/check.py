@@ -15,17 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.case_table import read_table, write_table
-from consilium.data.images import (
-    ImageError,
-    ItkGeometry,
-    NiftiGeometry,
-    Picture,
-    files_of,
-    orientation,
-    read_image,
-    read_mask,
-    stack_of,
-)
+from consilium.data.formats import ImageError, ItkGeometry, NiftiGeometry, stack_of
+from consilium.data.images import Picture, files_of, orientation, read_image, read_mask
 from consilium.data.new_folder import new_folder
 from consilium.data.preprocess import shape_text
 from consilium.data.site_folder import (

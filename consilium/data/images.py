@@ -1,4 +1,4 @@
-"""Reads images and masks of every accepted format, and writes a mask beside the image it belongs to.
+"""Finds, reads and checks images and masks, and writes a mask beside the image it belongs to.
 
 One axis convention for all formats: the fastest axis of the file comes last. A picture is (channels, row, column),
 a volume (channels, z, y, x) with z the slice axis of an axial scan, and `spacing` follows the same order.
@@ -6,64 +6,37 @@ a volume (channels, z, y, x) with z the slice axis of an axial scan, and `spacin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.data.dicom import (
-    DICOM_SUFFIXES,
-    dicom_files,
-    is_dicom,
-    is_segmentation,
-    is_slice,
-    read_block,
-    read_segmentation,
-    series_in,
-    series_of,
+from consilium.data.dicom import DICOM_SUFFIXES, dicom_files, is_dicom, is_slice, series_in, series_of
+from consilium.data.formats import (
+    IMAGE_SUFFIXES,
+    ITK_SUFFIXES,
+    NIFTI_SUFFIXES,
+    PILLOW_SUFFIXES,
+    ImageError,
+    ItkGeometry,
+    NiftiGeometry,
+    Raw,
+    data_file,
+    read_dicom,
+    read_itk,
+    read_nifti,
+    read_npy,
+    read_pillow,
+    stack_of,
+    suffix_of,
+    write_itk,
+    write_nifti,
+    write_pillow,
 )
 from consilium.errors import DataError, UserError
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-PILLOW_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
-NIFTI_SUFFIXES = (".nii.gz", ".nii")
-ITK_SUFFIXES = (".mha", ".mhd", ".nrrd")
-IMAGE_SUFFIXES: tuple[str, ...] = (*PILLOW_SUFFIXES, ".npy", *NIFTI_SUFFIXES, *ITK_SUFFIXES, *DICOM_SUFFIXES)
-_IN_A_STACK = re.compile(r"(.+\.npy)#([0-9]+)", re.IGNORECASE)
-
-
-class ImageError(DataError):
-    """A file that cannot be used; `sentence` is the message without the file's name."""
-
-    def __init__(self, path: Path, sentence: str) -> None:
-        super().__init__(f"{path}: {sentence}")
-        self.sentence = sentence
-
-
-@dataclass(frozen=True)
-class NiftiGeometry:
-    """Where a NIfTI volume lies; `shape` is the spatial shape in the file's own order (x, y, z)."""
-
-    affine: NDArray[np.float64]
-    header: Any
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ItkGeometry:
-    """Where an ITK image lies, in ITK's own order (x, y, z)."""
-
-    spacing: tuple[float, ...]
-    origin: tuple[float, ...]
-    direction: tuple[float, ...]
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -74,19 +47,6 @@ class Picture:
     spacing: tuple[float, ...]  # mm per step of each spatial axis; 1 where the format does not say
     origin_file: Path
     geometry: NiftiGeometry | ItkGeometry | None  # None: the format has no place in the patient
-
-
-@dataclass(frozen=True)
-class _Raw:
-    array: NDArray[Any]  # (channels, *spatial)
-    spacing: tuple[float, ...]
-    geometry: NiftiGeometry | ItkGeometry | None
-
-
-def stack_of(path: Path) -> tuple[Path, int | None]:
-    """The file an image lies in, and its place there if the file is a stack of many: "train.npy#17", else None."""
-    inside = _IN_A_STACK.fullmatch(path.name) if "#" in path.name else None
-    return (path.with_name(inside[1]), int(inside[2])) if inside else (path, None)
 
 
 def pictures_in(path: Path, dimensions: int, channels: int) -> list[Path]:
@@ -136,12 +96,6 @@ def together(paths: Sequence[Path], dimensions: int) -> list[Path]:
     return list(found)
 
 
-def suffix_of(path: Path) -> str:
-    """The accepted suffix a file name ends with, in lower case, or "" if there is none."""
-    name = stack_of(path)[0].name.lower()
-    return next((suffix for suffix in IMAGE_SUFFIXES if name.endswith(suffix)), "")
-
-
 def read_image(path: Path, dimensions: int, channels: int) -> Picture:
     """An image as (channels, *spatial)."""
     raw = _decode(path, dimensions, channels, mask=False)
@@ -179,13 +133,13 @@ def write_mask(mask: NDArray[np.uint8], like: Picture, path: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     mask = np.ascontiguousarray(mask, dtype=np.uint8)
     if isinstance(like.geometry, NiftiGeometry):
-        _write_nifti(mask, like.geometry, target)
+        write_nifti(mask, like.geometry, target)
     elif isinstance(like.geometry, ItkGeometry):
-        _write_itk(mask, like.geometry, target)
+        write_itk(mask, like.geometry, target)
     elif suffix == ".npy":
         np.save(target, mask)
     else:
-        _write_pillow(mask, target)
+        write_pillow(mask, target)
     return target
 
 
@@ -195,7 +149,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
         return _series(path)
     if suffix_of(path) != ".mhd":
         return (stack_of(path)[0],)
-    return (path, path.parent / _data_file(path))
+    return (path, path.parent / data_file(path))
 
 
 def _series(path: Path) -> tuple[Path, ...]:
@@ -221,7 +175,7 @@ def orientation(picture: Picture) -> str:
     return ""
 
 
-def _decode(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
+def _decode(path: Path, dimensions: int, channels: int, mask: bool) -> Raw:
     """Decoders raise whatever they like; here every failure becomes one sentence that names the file."""
     read = _reader(path)
     try:
@@ -245,187 +199,22 @@ def _decode(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
     if raw.array.dtype.kind not in "biuf":
         raise ImageError(path, f"holds values of type {raw.array.dtype}; save it as integers or real numbers.")
     native = raw.array.astype(raw.array.dtype.newbyteorder("="), copy=False)
-    return _Raw(np.ascontiguousarray(native), raw.spacing, raw.geometry)
+    return Raw(np.ascontiguousarray(native), raw.spacing, raw.geometry)
 
 
-def _reader(path: Path) -> Callable[[Path, int, int, bool], _Raw]:
+def _reader(path: Path) -> Callable[[Path, int, int, bool], Raw]:
     suffix = suffix_of(path)
     if holds_dicom(path):
-        return _read_dicom
+        return read_dicom
     if suffix in PILLOW_SUFFIXES:
-        return _read_pillow
+        return read_pillow
     if suffix == ".npy":
-        return _read_npy
+        return read_npy
     if suffix in NIFTI_SUFFIXES:
-        return _read_nifti
+        return read_nifti
     if suffix in ITK_SUFFIXES:
-        return _read_itk
+        return read_itk
     raise ImageError(path, f"is not of an accepted format; use one of {', '.join(IMAGE_SUFFIXES)}.")
-
-
-def _read_pillow(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        pages = getattr(image, "n_frames", 1) if suffix_of(path) in (".tif", ".tiff") else 1
-        if dimensions == 2 and pages > 1:
-            raise ImageError(path, _is_volume(pages))
-        if dimensions == 3 and pages == 1:
-            raise ImageError(path, _IS_PICTURE)
-        frames = []
-        for page in range(pages):
-            if pages > 1:
-                image.seek(page)
-            frames.append(_pixels(path, image, channels, mask, page))
-    if dimensions == 2:
-        return _Raw(frames[0], (1.0, 1.0), None)
-    return _Raw(np.stack(frames, axis=1), (1.0, 1.0, 1.0), None)
-
-
-def _pixels(path: Path, image: Image.Image, channels: int, mask: bool, page: int) -> NDArray[Any]:
-    """One page as (channels, row, column)."""
-    if ";16" in str(getattr(image, "tile", "")) and len(image.getbands()) > 1:  # Pillow would cut colour to 8 bits
-        pixels = _deep_colour(path, page)
-    elif image.mode == "P" and not mask:  # in a mask the palette index is the label
-        pixels = np.asarray(image.convert("RGB"))
-        if channels == 1 and (pixels == pixels[..., :1]).all():
-            pixels = pixels[..., 0]
-    elif image.mode == "1":
-        pixels = np.asarray(image).astype(np.uint8) if mask else np.asarray(image.convert("L"))
-    elif image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "RGBX", "RGBa", "La", "PA"):
-        pixels = np.asarray(image.convert("L" if image.mode == "La" else "RGB"))
-    else:
-        pixels = np.asarray(image)
-    if pixels.ndim == 2:
-        return pixels[None]
-    alpha = pixels.shape[2] in (2, 4) and (mask or channels != pixels.shape[2])
-    return np.moveaxis(pixels[..., :-1] if alpha else pixels, -1, 0)
-
-
-def _deep_colour(path: Path, page: int) -> NDArray[Any]:
-    import SimpleITK
-
-    pixels: NDArray[Any] = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path)))
-    return pixels[page] if pixels.ndim == 4 else pixels
-
-
-def _read_npy(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
-    file, place = stack_of(path)
-    array = np.load(path, allow_pickle=False) if place is None else _stack(file, *_stamp(file))
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise ImageError(path, "is an archive of several arrays; save one array per file with numpy.save.")
-    if place is not None:
-        if array.ndim < dimensions + 1 or place >= len(array):
-            raise ImageError(path, f"is not there: the file has shape {array.shape}; correct the number after '#'.")
-        array = np.array(array[place])
-    spacing = (1.0,) * dimensions
-    if array.ndim == dimensions:
-        return _Raw(array[None], spacing, None)
-    if array.ndim == dimensions + 1 and array.shape[0] == channels:
-        return _Raw(array, spacing, None)
-    if array.ndim == dimensions + 1 and array.shape[-1] == channels and not mask:
-        return _Raw(np.moveaxis(array, -1, 0), spacing, None)
-    sides = ", ".join(("depth", "height", "width")[-dimensions:])
-    wanted = f"({sides})" if channels == 1 else f"({channels}, {sides})"
-    raise ImageError(path, f"has shape {array.shape}; federation.toml asks for {wanted}. Correct either.")
-
-
-def _stamp(file: Path) -> tuple[int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-@lru_cache(maxsize=4)
-def _stack(file: Path, size: int, changed: int) -> Any:
-    """A stack stays mapped from image to image; `size` and `changed` let a rewritten file be opened anew."""
-    return np.load(file, allow_pickle=False, mmap_mode="r")
-
-
-def _read_nifti(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
-    import nibabel
-
-    image: Any = nibabel.load(path, mmap=False)
-    array = np.asanyarray(image.dataobj)  # (x, y, z, time, vector)
-    shape = tuple(int(side) for side in array.shape[:3])
-    spacing = tuple(float(step) for step in image.header.get_zooms()[: len(shape)])
-    geometry = NiftiGeometry(np.asarray(image.affine, dtype=np.float64), image.header, shape)
-    return _arrange(path, array.T, dimensions, spacing, geometry)
-
-
-def _read_itk(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
-    import SimpleITK
-
-    _refuse_far_data(path)
-    try:
-        image = SimpleITK.ReadImage(str(path))
-    except RuntimeError as error:  # ITK's own words often name another cause
-        raise ImageError(path, "cannot be read (damaged or truncated); copy it again from its source.") from error
-    array = SimpleITK.GetArrayFromImage(image)  # (z, y, x) or (z, y, x, channels)
-    if image.GetNumberOfComponentsPerPixel() > 1:
-        array = np.moveaxis(array, -1, 0)
-    rank = min(image.GetDimension(), 3)  # a fourth axis is channels
-    turn = np.reshape(image.GetDirection(), (image.GetDimension(), -1))[:rank, :rank]
-    spacing = tuple(image.GetSpacing()[:rank])
-    geometry = ItkGeometry(spacing, image.GetOrigin()[:rank], tuple(turn.ravel().tolist()), image.GetSize()[:rank])
-    return _arrange(path, array, dimensions, spacing, geometry)
-
-
-def _read_dicom(path: Path, dimensions: int, channels: int, mask: bool) -> _Raw:
-    block = read_segmentation(path) if mask and is_segmentation(path) else read_block(path)
-    shape = tuple(reversed(block.array.shape[1:]))
-    if dimensions == 3 and shape[2] == 1 and path.is_file():
-        raise ImageError(path, "is one picture or slice; name the folder that holds its series, or set dimensions = 2.")
-    geometry = ItkGeometry(block.spacing, block.origin, block.direction, shape)
-    return _arrange(path, block.array, dimensions, block.spacing, geometry)
-
-
-def _arrange(
-    path: Path,
-    array: NDArray[Any],
-    dimensions: int,
-    spacing: tuple[float, ...],
-    geometry: NiftiGeometry | ItkGeometry,
-) -> _Raw:
-    """From (..., z, y, x), or (..., y, x), to (channels, *spatial); `spacing` comes in file order (x, y, z)."""
-    spatial = array.shape[-len(spacing) :]
-    if dimensions == 2 and len(spatial) == 3:
-        if spatial[0] != 1:
-            raise ImageError(path, _is_volume(spatial[0]))
-        spatial = spatial[1:]
-    if dimensions == 3 and len(spatial) == 2:
-        raise ImageError(path, _IS_PICTURE)
-    backwards = tuple(float(step) for step in reversed(spacing[:dimensions]))
-    return _Raw(array.reshape(-1, *spatial) if array.size else array, backwards, geometry)
-
-
-def _refuse_far_data(path: Path) -> None:
-    """A header could name a data file anywhere on the disk, and ITK would follow it."""
-    if suffix_of(path) == ".mhd":
-        _data_file(path)
-        return
-    header = [line.replace(" ", "").lower() for line in _text_header(path)]
-    detached = ("datafile:",) if suffix_of(path) == ".nrrd" else ("elementdatafile=",)
-    if any(line.startswith(detached) and line != "elementdatafile=local" for line in header):
-        raise ImageError(path, "keeps its data in another file; save header and data as one file.")
-
-
-def _text_header(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        block = file.read(65536)
-    end = block.find(b"\n\n") if suffix_of(path) == ".nrrd" else block.find(b"\n", block.find(b"ElementDataFile"))
-    return block[: end if end >= 0 else None].decode("latin-1").splitlines()
-
-
-def _data_file(path: Path) -> str:
-    """The data file that an mhd header names; it must lie beside the header."""
-    named = [line.split("=", 1)[1].strip() for line in _text_header(path) if line.startswith("ElementDataFile")]
-    name = named[0] if named else ""
-    if not name or name.upper() in ("LIST", "LOCAL") or "%" in name or "/" in name or "\\" in name:
-        raise ImageError(path, f"names the data file {name!r}; use one data file in the same folder, or save as .mha.")
-    if not (path.parent / name).is_file():
-        raise ImageError(path, f"names the data file {name!r}, which does not exist; put it in the same folder.")
-    return name
 
 
 def _as_integers(path: Path, array: NDArray[Any]) -> NDArray[Any]:
@@ -440,14 +229,6 @@ def _as_integers(path: Path, array: NDArray[Any]) -> NDArray[Any]:
     return whole.astype(np.int64)
 
 
-_IS_PICTURE = "is a single picture, but federation.toml says dimensions = 3; set dimensions = 2, or give volumes."
-
-
-def _is_volume(slices: int) -> str:
-    told = "but federation.toml says dimensions = 2; set dimensions = 3, or give pictures."
-    return f"is a volume of {slices} slices, {told}"
-
-
 def _wrong_channels(found: int, wanted: int) -> str:
     kind = {1: "is grey (1 channel)", 3: "is a colour image (3 channels)"}.get(found, f"has {found} channels")
     remedy = {1: "save it as grey", 3: "save it as RGB"}.get(wanted, f"save it with {wanted} channels")
@@ -460,34 +241,3 @@ def _mask_suffix(suffix: str, dimensions: int) -> str:
     if suffix in NIFTI_SUFFIXES:
         return ".nii.gz"
     return ".mha" if suffix == ".mhd" else suffix
-
-
-def _write_pillow(mask: NDArray[np.uint8], path: Path) -> None:
-    from PIL import Image
-
-    if mask.ndim == 2:
-        Image.fromarray(mask).save(path)
-        return
-    first, *rest = [Image.fromarray(page) for page in mask]
-    first.save(path, save_all=True, append_images=rest, compression="tiff_deflate")
-
-
-def _write_nifti(mask: NDArray[np.uint8], geometry: NiftiGeometry, path: Path) -> None:
-    import nibabel
-
-    kind = nibabel.Nifti2Image if type(geometry.header).__name__.startswith("Nifti2") else nibabel.Nifti1Image
-    header = geometry.header.copy()
-    header["cal_min"] = header["cal_max"] = 0  # a viewer's window for the image would hide the labels
-    image = kind(mask.T.reshape(geometry.shape), geometry.affine, header)
-    image.set_data_dtype(np.uint8)
-    nibabel.save(image, path)
-
-
-def _write_itk(mask: NDArray[np.uint8], geometry: ItkGeometry, path: Path) -> None:
-    import SimpleITK
-
-    image = SimpleITK.GetImageFromArray(mask.reshape(tuple(reversed(geometry.shape))))
-    image.SetSpacing(geometry.spacing)
-    image.SetOrigin(geometry.origin)
-    image.SetDirection(geometry.direction)
-    SimpleITK.WriteImage(image, str(path), useCompression=True)

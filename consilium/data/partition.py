@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.apportion import apportion
-from consilium.data.images import files_of, stack_of
+from consilium.data.formats import stack_of
+from consilium.data.images import files_of
 from consilium.data.new_folder import new_folder
 from consilium.data.site_folder import (
     SPLITS,

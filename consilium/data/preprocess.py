@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.data.images import ImageError, Picture
+from consilium.data.formats import ImageError
+from consilium.data.images import Picture
 from consilium.errors import StudyError
 
 VERSION = 1  # raise it whenever the same settings give other numbers: old caches are then rebuilt

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from consilium.data.images import ItkGeometry, Picture
+from consilium.data.formats import ItkGeometry
+from consilium.data.images import Picture
 from consilium.data.preprocess import MARGIN, Preprocess, Undo, fingerprint, forward, forward_mask, invert
 from consilium.errors import DataError, StudyError
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from consilium import simulation
 from consilium.data.cache import open_site
 from consilium.data.check import check, fix
-from consilium.data.images import ImageError, files_of, pictures_in, read_image, stack_of, suffix_of
+from consilium.data.formats import ImageError, stack_of, suffix_of
+from consilium.data.images import files_of, pictures_in, read_image
 from consilium.data.preprocess import Preprocess
 from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
 from consilium.prediction import predict

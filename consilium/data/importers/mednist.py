@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from consilium.data.images import PILLOW_SUFFIXES, read_image, suffix_of
+from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
+from consilium.data.images import read_image
 from consilium.data.importers.medmnist import read_npz
 from consilium.data.importers.published import Published, files_in, one_file, part
 from consilium.errors import DataError
