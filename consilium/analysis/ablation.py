@@ -94,7 +94,7 @@ def bars(found: Mapping[str, Standing], what: str) -> Figure:
 
 
 def radar(values: Mapping[str, Mapping[str, float]], what: str) -> Figure:
-    """An axis per label or site, a closed line per row; the middle is just below the least of all."""
+    """An axis per label or site, a closed line per row; the middle is just below the least value, not below 0."""
     tint = model_tints(list(values))
     names = list(next(iter(values.values())))
     angles = [2 * math.pi * k / len(names) for k in range(len(names))]
@@ -106,7 +106,8 @@ def radar(values: Mapping[str, Mapping[str, float]], what: str) -> Figure:
             line = [by[axis] for axis in names]
             axes.plot([*angles, angles[0]], [*line, line[0]], color=tint[name], linewidth=1.5, label=name)
         axes.set_xticks(angles, names)
-        axes.set_ylim(min(every) - 0.3 * room, max(every) + 0.05 * room)
+        axes.set_ylim(max(min(0.0, *every), min(every) - 0.3 * room), max(every) + 0.05 * room)
+        axes.tick_params(axis="x", pad=10)
         axes.tick_params(axis="y", labelsize=7)
         axes.set_title(f"test {what}")
         axes.grid(color=RULE)

@@ -199,6 +199,8 @@ def test_standings_put_seeds_together(made: Mapping[str, Path]) -> None:
     line = ablation.radar(axes, "Dice").axes[0].lines[0]
     values = list(next(iter(axes.values())).values())
     assert list(line.get_ydata()) == [*values, values[0]]  # closed
+    lost = ablation.radar({"UFPS": {"liver": 0.8, "kidney": 0.4, "spleen": 0.0}}, "Dice").axes[0]
+    assert lost.get_ylim()[0] == 0.0  # there is no Dice below nothing
     with pytest.raises(RunError, match="at least two"):
         ablation.standings(views[1:])
 
