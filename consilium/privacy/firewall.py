@@ -161,17 +161,17 @@ class _View:
 
     def _unlike_itself(self, site: SiteName, others: Sequence[SiteName]) -> Iterator[str]:
         rules, past, update = self.rules, self.past[site], self.now[site]
-        grown = [self._growth(other) for other in others if len(self.past[other].lengths) >= KNOWN]
+        known = [other for other in others if len(self.past[other].lengths) >= KNOWN]
+        grown = [self._growth(other) for other in known]
         common = max(0.0, statistics.median(grown)) if grown else 0.0  # a schedule lengthens everyone's at once
         growth = self._growth(site)
         spread = _wander(past.lengths[-WINDOW:], "length")
         if growth - common > max(math.log(rules.times), rules.sigmas * spread):
             also = f"; the others' are {math.exp(common):.3g} times theirs" if grown else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
-        turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
-        # turned round, the cosine would be minus the usual one; a gradient, or what keeps no direction, may turn
-        turned = update.start and usual > rules.turn and turn < -usual / 2
-        if turned and usual - turn > rules.sigmas * _wander(past.turns[-WINDOW:], "turn"):
+        together = [other for other in known if self._turned(other)]  # training has turned, not this site
+        if self._turned(site) and (not together or 2 * len(together) < len(known)):
+            turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
             yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
         recent = past.shifts[-WINDOW:]
         yield from self._shifted(update.shift, statistics.median(recent), _wander(recent, "shift"))
@@ -179,6 +179,16 @@ class _View:
         beyond = rules.sigmas * _wander(past.likenesses[-WINDOW:], "likeness")
         if like > rules.likeness and like - usual > beyond and not self._repeated(site):
             yield f"'{self.part}' is nearly an earlier update (cosine {like:.3f}, usually {usual:.3f})"
+
+    def _turned(self, site: SiteName) -> bool:
+        """Its cosine would be minus the usual one; a gradient, or what keeps no direction, may turn."""
+        turns = self.past[site].turns[-WINDOW:]
+        if not self.now[site].start or len(self.past[site].lengths) < KNOWN:
+            return False
+        turn, usual = self._turn(site), statistics.median(turns)
+        return (
+            turn < -usual / 2 and usual > self.rules.turn and usual - turn > self.rules.sigmas * _wander(turns, "turn")
+        )
 
     def _growth(self, site: SiteName) -> float:
         """How much longer than usual, as a logarithm."""

@@ -256,6 +256,16 @@ def test_a_schedule_that_lengthens_all_is_nobodys_fault() -> None:
     assert set(play.odd(c=play.honest(200.0))) == {"c"}
 
 
+def test_a_turn_that_half_of_the_others_make_is_nobodys_fault() -> None:
+    """As under SCAFFOLD, when the control variates have caught up; a single site that turns is found out."""
+    play = Play("abc")
+    for _ in range(6):
+        assert play.odd() == {}
+    against = {name: update(play.noise() - play.common, 1.0) for name in "abc"}
+    assert set(play.odd(c=against["c"])) == {"c"}
+    assert play.odd(b=against["b"], c=against["c"]) == {}
+
+
 def test_a_refused_update_leaves_no_trace() -> None:
     play = Play()
     for _ in range(6):
