@@ -365,24 +365,31 @@ def _write_all(descriptor: int, part: bytes | memoryview) -> int:
     return sent
 
 
+class _Entry(NamedTuple):
+    """Where a tensor lies in a file, as its header says."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
 class _FileTensors(Mapping[str, Tensor]):
     """The tensors of a safetensors file, each read when asked for; they are views of the mapped file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = cast(Any, safe_open(path, framework="pt"))  # the library validates the file
-        self._views: dict[str, Tensor | None] = dict.fromkeys(self._file.keys())
+        with cast(Any, safe_open(path, framework="pt")) as checked:  # the library validates the file
+            self._views: dict[str, Tensor | None] = dict.fromkeys(checked.keys())
+            self.header: str | None = (checked.metadata() or {}).get(HEADER)
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # a private view: nothing is written back
         self._start = 8 + int.from_bytes(self._map[:8], "little")
-        self._table = json.loads(self._map[8 : self._start])
-
-    def header(self) -> str | None:
-        return (self._file.metadata() or {}).get(HEADER)
+        table = json.loads(self._map[8 : self._start])
+        self._table = {n: _Entry(table[n]["dtype"], table[n]["shape"], table[n]["data_offsets"]) for n in self._views}
 
     def __getitem__(self, name: str) -> Tensor:
         view = self._views[name]
         if view is None:
-            view = self._views[name] = self._view(**self._table[name])
+            view = self._views[name] = self._view(*self._table[name])
         return view
 
     def _view(self, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
@@ -396,11 +403,12 @@ class _FileTensors(Mapping[str, Tensor]):
         return torch.frombuffer(self._map, dtype=kind, count=count, offset=start).view(shape)
 
     def forget(self, name: str) -> None:
-        """Give the pages of a large tensor back to the system; its view stays good and is read again when needed."""
-        start, end = (self._start + offset for offset in self._table[name]["data_offsets"])
+        """Give the pages of a large tensor back to the system; whoever holds it reads them again when needed."""
+        start, end = (self._start + offset for offset in self._table[name].data_offsets)
         start += -start % mmap.PAGESIZE  # whole pages only
         if end - start >= SMALL:
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+            self._views[name] = None
 
     def __contains__(self, name: object) -> bool:
         return name in self._views
@@ -420,10 +428,9 @@ def read(path: Path) -> Packet:
         raise PacketError(f"there is no file {path}") from error
     except (SafetensorError, OSError) as error:
         raise PacketError(f"{path} is damaged or not a safetensors file ({error})") from error
-    header = tensors.header()
-    if header is None:
+    if tensors.header is None:
         raise PacketError(f"{path} is a safetensors file, but not one of ours: it has no '{HEADER}' entry")
-    return Packet(header, tensors)
+    return Packet(tensors.header, tensors)
 
 
 def save(item: Any, path: Path) -> None:
