@@ -170,6 +170,8 @@ class Study:
             ) from error
 
     def federation(self) -> Federation:
+        if not self.data.federation:
+            raise StudyError("[data] federation is required to train on this machine; name a folder of sites.")
         return read_federation(Path(self.data.federation))
 
 
@@ -204,9 +206,10 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
             raise StudyError(f"there is no section [{section}]{_hint(section, sections)}")
         if not isinstance(table, Mapping):
             raise StudyError(f"'{section}' must be a section: write [{section}] and its keys below it.")
-    data = fill(Source, tables.get("data", {}), "data")
-    if "facts" not in tables:  # a run's own study knows its facts: it can be read where the data are not
-        data = _located(data, beside)
+    if "facts" in tables:  # a run's own study, and an office's, can be read where the data are not
+        data = fill(Source, {"federation": "", **tables.get("data", {})}, "data")
+    else:
+        data = _located(fill(Source, tables.get("data", {}), "data"), beside)
     facts = fill(Facts, tables["facts"], "facts") if "facts" in tables else _facts(data)
     name, method = _method(tables.get("method", {}))
     preprocess = fill(Preprocess, tables.get("preprocess", {}), "preprocess")

@@ -283,6 +283,16 @@ def test_a_relative_federation_lies_beside_the_study(federation: Path, tmp_path:
         load_study(write(tmp_path / "s.toml", "nowhere"))
 
 
+def test_with_facts_a_study_needs_no_data_until_it_trains(tmp_path: Path) -> None:
+    """As at the office of a federation, which has none."""
+    facts = {"task": "segmentation", "labels": ["disc"], "dimensions": 2, "channels": 3}
+    study = make_study({"facts": facts, "method": {"name": "fedavg"}})
+    assert study.task.network() is not None
+    with pytest.raises(StudyError, match="federation is required to train on this machine"):
+        run(study, tmp_path, workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_relative_federation_is_looked_for_here_first(
     federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
