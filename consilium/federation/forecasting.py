@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,11 +48,14 @@ class Forecast:
 
     def lines(self, mbit: float) -> Iterator[str]:
         """A few lines to read; `mbit` is the speed of one site's link."""
-        for (phase, down, up), count in Counter((e.phase, e.down, e.up) for e in self.exchanges).items():
-            seconds = (down + up) * 8 / (mbit * 1e6)
+        alike: dict[tuple[str, str, str], list[int]] = {}  # rounds that read the same
+        for e in self.exchanges:
+            alike.setdefault((e.phase, size_text(e.down), size_text(e.up)), []).append(e.down + e.up)
+        for (phase, down, up), totals in alike.items():
+            count, seconds = len(totals), max(totals) * 8 / (mbit * 1e6)
             yield (
-                f"{phase}: {count} round{'s' if count > 1 else ''}, per round and site {size_text(down)} down, "
-                f"{size_text(up)} up; {seconds:.1f} s at {mbit:g} Mbit/s"
+                f"{phase}: {count} round{'s' if count > 1 else ''}, per round and site {down} down, {up} up; "
+                f"{seconds:.1f} s at {mbit:g} Mbit/s"
             )
         largest = max((exchange.down + exchange.up for exchange in self.exchanges), default=0)
         both = f"{size_text(largest)} at a site, {size_text(largest * self.sites)} at the server"

@@ -184,6 +184,12 @@ FORESEEN: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_forecast_says_alike_rounds_once(federation: Path) -> None:
+    """Round 10 has a digit more than round 9 in its header."""
+    lines = list(forecast_study(toy_study(federation, study__rounds=12)).lines(100))
+    assert [line.split(",")[0] for line in lines if "round" in line.split(",")[0]] == ["train: 12 rounds"]
+
+
 @pytest.mark.parametrize("method", FORESEEN)
 def test_the_forecast_is_what_the_journal_counts(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, method: str
