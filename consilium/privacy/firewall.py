@@ -27,6 +27,7 @@ WINDOW = 10  # the latest of them count
 OTHERS = 2  # others needed to hold a newcomer's length against
 AGREED = 0.1  # the mean cosine of two of the others, from which on they have a common direction
 VOTERS = 4  # and its direction, which takes a majority that does not hang on one site
+SHORT = 10.0  # times shorter than the site's longest
 SAME = 1e-5  # of its length: two updates that differ by less are one
 # the smallest deviations believed, so that a very steady past makes nothing odd
 SPREAD = {"length": 0.1, "turn": 0.05, "shift": 0.05, "likeness": 0.02}
@@ -177,7 +178,8 @@ class _View:
         yield from self._shifted(update.shift, statistics.median(recent), _wander(recent, "shift"))
         like, usual = self._like(site), statistics.median(past.likenesses[-WINDOW:])
         beyond = rules.sigmas * _wander(past.likenesses[-WINDOW:], "likeness")
-        if like > rules.likeness and like - usual > beyond and not self._repeated(site):
+        short = math.log(update.length) < max(past.lengths) - math.log(SHORT)  # little left to learn: it does no harm
+        if like > rules.likeness and like - usual > beyond and not short and not self._repeated(site):
             yield f"'{self.part}' is nearly an earlier update (cosine {like:.3f}, usually {usual:.3f})"
 
     def _turned(self, site: SiteName) -> bool:

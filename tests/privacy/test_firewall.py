@@ -266,6 +266,17 @@ def test_a_turn_that_half_of_the_others_make_is_nobodys_fault() -> None:
     assert play.odd(b=against["b"], c=against["c"]) == {}
 
 
+def test_a_site_that_has_learned_all_may_repeat_itself_in_small() -> None:
+    """With nothing left to learn, updates become short and alike; a long one again would be a replay."""
+    play = Play()
+    for _ in range(6):
+        long = play.noise()
+        assert play.odd(c=update(long, 3.0)) == {}
+    for number in range(8):
+        assert play.odd(c=update(play.common + 0.1 * play.noise(), 0.03 / (number + 1))) == {}
+    assert set(play.odd(c=update(long + 0.1 * play.noise(), 3.0))) == {"c"}
+
+
 def test_a_refused_update_leaves_no_trace() -> None:
     play = Play()
     for _ in range(6):
