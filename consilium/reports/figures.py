@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -244,7 +245,10 @@ def overlay(
 ) -> Figure:
     """An image (H, W) or (H, W, 3) with the outlines of the truth, solid, and of the prediction, dashed."""
     height, width = image.shape[:2]
-    with sheet(height=2.4 * height / width + 0.35, width=2.4) as figure:
+    seen = [name for name in truth if name in prediction and (truth[name] | prediction[name]).any()]
+    scores = [f"{name} {dice(truth[name], prediction[name]):.3f}" for name in seen]
+    lines = textwrap.wrap("Dice: " + ", ".join(scores) if scores else "", 36)
+    with sheet(height=2.4 * height / width + 0.2 + 0.15 * max(1, len(lines)), width=2.4) as figure:
         axes = figure.subplots()
         axes.imshow(as_picture(image), cmap="gray", vmin=0, vmax=1)
         for masks, colour, dash in ((truth, TRUTH, "solid"), (prediction, PREDICTION, "dashed")):
@@ -252,8 +256,7 @@ def overlay(
                 outline(axes, mask, colour, dash)
         axes.set_axis_off()
         axes.set_title(title)
-        scores = [f"{label} {dice(truth[label], prediction[label]):.3f}" for label in truth if label in prediction]
-        figure.supxlabel("Dice: " + ", ".join(scores) if scores else "", fontsize=8)
+        figure.supxlabel("\n".join(lines), fontsize=8)
         return figure
 
 

@@ -83,6 +83,14 @@ def test_overlays_of_any_image(shape: tuple[int, ...], kind: type) -> None:
     assert figures.to_bytes(figure, "png").startswith(b"\x89PNG")
 
 
+def test_the_dice_of_many_labels_stay_below_their_picture() -> None:
+    mask = np.eye(16, dtype=bool)
+    truth = {**dict.fromkeys(("kidney", "liver", "spleen", "pancreas"), mask), "stomach": mask & False}
+    said = figures.overlay(np.ones((16, 16)), truth, truth).get_supxlabel()
+    assert max(map(len, said.split("\n"))) <= 36 and "pancreas 1.000" in said
+    assert "stomach" not in said  # neither there nor drawn
+
+
 def test_a_constant_image_can_be_shown() -> None:
     figures.to_bytes(figures.overlay(np.ones((8, 8)), {}, {}), "png")
 
