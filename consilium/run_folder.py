@@ -7,10 +7,11 @@ import errno
 import fcntl
 import json
 import shutil
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -302,15 +303,16 @@ class RunFolder:
 
 
 def _own_study(path: Path) -> Study:
-    """The study a run was made with. It ends with [facts]; one cut short would go on with other settings."""
+    """The study a run was made with. It ends with all its facts; one cut short would go on with other settings."""
     try:
         study = load_study(path)
-        if "\n[facts]\n" in path.read_text(encoding="utf-8"):
+        told = tomllib.loads(path.read_text(encoding="utf-8")).get("facts", {})
+        if told.keys() >= {field.name for field in fields(study.facts)}:
             return study
         fault = "it is cut short"
     except StudyError as error:
-        fault = str(error).rstrip(".")
-    raise RunError(f"{path} is not as the run wrote it: {fault}. Restore it, or start the study again.")
+        fault = str(error).removeprefix(f"{path} ").rstrip(".")
+    raise RunError(f"{path} is not as the run wrote it ({fault}); restore it, or start the study again.")
 
 
 def _but_version(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:

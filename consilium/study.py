@@ -171,7 +171,7 @@ class Study:
 
     def federation(self) -> Federation:
         if not self.data.federation:
-            raise StudyError("[data] federation is required to train on this machine; name a folder of sites.")
+            raise StudyError("[data] federation names no folder of sites, and this needs their cases.")
         return read_federation(Path(self.data.federation))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from consilium.envelope import Envelope
+from consilium.errors import StudyError
 from consilium.method import Maybe, timeline
 from consilium.refusal import stamped
 from consilium.site import Roster, SiteCard
@@ -136,6 +137,8 @@ def roster_of(study: Study, sites: int | None = None) -> Roster:
 
 
 def _names(study: Study, sites: int | None) -> tuple[str, ...]:
+    if sites is None and not study.data.federation:
+        raise StudyError("the study names neither its sites nor a folder of them; say how many with --sites.")
     if sites is None:
         return tuple(name for name in study.federation().sites if name not in study.plan.leave_out)
     return tuple(f"site{i}" for i in range(sites))

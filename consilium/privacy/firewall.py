@@ -27,7 +27,7 @@ WINDOW = 10  # the latest of them count
 OTHERS = 2  # others needed to hold a newcomer's length against
 AGREED = 0.1  # the mean cosine of two of the others, from which on they have a common direction
 VOTERS = 4  # and its direction, which takes a majority that does not hang on one site
-SHORT = 10.0  # times shorter than the site's longest
+SHORT = 10.0  # times shorter than the longest of them
 SAME = 1e-5  # of its length: two updates that differ by less are one
 # the smallest deviations believed, so that a very steady past makes nothing odd
 SPREAD = {"length": 0.1, "turn": 0.05, "shift": 0.05, "likeness": 0.02}
@@ -170,15 +170,14 @@ class _View:
         if growth - common > max(math.log(rules.times), rules.sigmas * spread):
             also = f"; the others' are {math.exp(common):.3g} times theirs" if grown else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
-        together = [other for other in known if self._turned(other)]  # training has turned, not this site
-        if self._turned(site) and (not together or 2 * len(together) < len(known)):
+        if self._turned(site) and not self._with_half(others):
             turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
             yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
         recent = past.shifts[-WINDOW:]
         yield from self._shifted(update.shift, statistics.median(recent), _wander(recent, "shift"))
         like, usual = self._like(site), statistics.median(past.likenesses[-WINDOW:])
         beyond = rules.sigmas * _wander(past.likenesses[-WINDOW:], "likeness")
-        short = math.log(update.length) < max(past.lengths) - math.log(SHORT)  # little left to learn: it does no harm
+        short = math.log(update.length) < max(past.lengths[-WINDOW:]) - math.log(SHORT)  # it does no harm
         if like > rules.likeness and like - usual > beyond and not short and not self._repeated(site):
             yield f"'{self.part}' is nearly an earlier update (cosine {like:.3f}, usually {usual:.3f})"
 
@@ -191,6 +190,10 @@ class _View:
         return (
             turn < -usual / 2 and usual > self.rules.turn and usual - turn > self.rules.sigmas * _wander(turns, "turn")
         )
+
+    def _with_half(self, others: Sequence[SiteName]) -> bool:
+        """Half of the others have turned as well: then training has, and no one site."""
+        return bool(others) and 2 * sum(map(self._turned, others)) >= len(others)
 
     def _growth(self, site: SiteName) -> float:
         """How much longer than usual, as a logarithm."""

@@ -215,13 +215,14 @@ def test_a_damaged_document_is_refused(name: str, copy: Callable[..., Path]) -> 
     refused(call("resume", run, "--workers", 0), name)
 
 
-@pytest.mark.parametrize("section", ["task", "method", "privacy", "facts"])
+@pytest.mark.parametrize("section", ["[task]", "[method]", "[privacy]", "[facts]", "contains ="])
 def test_a_study_cut_short_is_refused(section: str, copy: Callable[..., Path]) -> None:
     """Sections lost at the end would otherwise be read as their defaults: privacy among them."""
     run = copy()
     text = (run / "study.toml").read_text()
-    (run / "study.toml").write_text(text[: text.index(f"[{section}]")])
-    refused(call("resume", run, "--workers", 0), "study.toml")
+    (run / "study.toml").write_text(text[: text.index(section)])
+    said = refused(call("resume", run, "--workers", 0), "study.toml")
+    assert said.count("study.toml") == 1
 
 
 def test_a_forgotten_memory_is_refused(federation: Path, tmp_path: Path, failing: Failing) -> None:

@@ -288,7 +288,7 @@ def test_with_facts_a_study_needs_no_data_until_it_trains(tmp_path: Path) -> Non
     facts = {"task": "segmentation", "labels": ["disc"], "dimensions": 2, "channels": 3}
     study = make_study({"facts": facts, "method": {"name": "fedavg"}})
     assert study.task.network() is not None
-    with pytest.raises(StudyError, match="federation is required to train on this machine"):
+    with pytest.raises(StudyError, match="federation names no folder of sites"):
         run(study, tmp_path, workers=0)
     assert list(tmp_path.iterdir()) == []
 

@@ -27,7 +27,7 @@ from consilium.methods.apple import split_parameters
 from consilium.prediction import open_at_hospital
 from consilium.run_folder import RunFolder
 from consilium.site import Round
-from consilium.study import Study
+from consilium.study import Study, make_study
 from consilium.wires.flare import Answer, Body, FlareWire, GoOn
 from tests.toy import SIZES, toy_study
 
@@ -182,6 +182,14 @@ FORESEEN: dict[str, dict[str, Any]] = {
     "fedsm-extra": {"study__rounds": 9, "study__score_every": 9},  # several selector rounds, models sent in the first
     "ufps": {"method__sharp_from": 0.4, "method__ua_from": 0.4},
 }
+
+
+def test_a_forecast_without_data_asks_how_many_sites() -> None:
+    facts = {"task": "segmentation", "labels": ["disc"], "dimensions": 2, "channels": 3}
+    study = make_study({"facts": facts, "method": {"name": "fedavg"}})
+    with pytest.raises(StudyError, match="--sites"):
+        forecast_study(study)
+    assert forecast_study(study, 3).sites == 3
 
 
 def test_a_forecast_says_alike_rounds_once(federation: Path) -> None:

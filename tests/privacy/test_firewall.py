@@ -277,6 +277,24 @@ def test_a_site_that_has_learned_all_may_repeat_itself_in_small() -> None:
     assert set(play.odd(c=update(long + 0.1 * play.noise(), 3.0))) == {"c"}
 
 
+def test_a_replay_among_updates_that_have_become_short_is_odd() -> None:
+    play = Play()
+    for number in range(21):
+        last = play.noise()
+        assert play.odd(c=update(last, max(0.1, 0.7**number))) == {}
+    assert set(play.odd(c=update(last + 0.01 * play.noise(), 0.1))) == {"c"}
+
+
+def test_newcomers_do_not_count_among_those_who_turned() -> None:
+    play = Play("abcdefgh")
+    for _ in range(6):
+        play.round()
+    newcomers = {f"new{i}": SiteCard(f"new{i}", 8 + i, 10, ()) for i in range(8)}
+    play.roster = {name: play.roster[name] for name in "ab"} | newcomers
+    turned = {name: update(play.noise() - play.common, 1.0) for name in "ab"}
+    assert {"a", "b"} <= set(play.odd(**turned))
+
+
 def test_a_refused_update_leaves_no_trace() -> None:
     play = Play()
     for _ in range(6):
