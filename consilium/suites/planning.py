@@ -18,7 +18,7 @@ from consilium.scores import MEAN
 from consilium.study import Study, make_study
 from consilium.suites.drawing import federation
 from consilium.suites.reading import MethodPart, Suite
-from consilium.suites.settings import Lists, Settings
+from consilium.suites.settings import TOGETHER, Lists, Settings, names
 
 LEAVE_OUT = "study.leave_out"  # in [grid]: sites are left out in turn, and the table is about them
 
@@ -95,7 +95,8 @@ def candidates(suite: Suite, row: Row) -> list[Settings]:
     besides = [where.choose for where in suite.where if where.rows.items() <= dict(row.settings).items()]
     lists = dict(suite.choose)
     for more in (_part(suite, row.method).choose, *besides):
-        lists |= more
+        kept = {key: values for key, values in lists.items() if not names({key: values}) & names(more)}
+        lists = {**kept, **more}
     return _combinations(suite, row.method, lists)
 
 
@@ -130,8 +131,24 @@ def _combinations(suite: Suite, method: str, lists: Lists) -> list[Settings]:
     """Every combination of the keys a method has and that `[methods.<name>]` does not fix."""
     own = {f.name for f in fields(suite.kinds[method])}
     fixed = _part(suite, method).fixed
-    keys = [k for k in lists if k not in fixed and (not k.startswith("method.") or k.partition(".")[2] in own)]
-    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(lists[key] for key in keys))]
+    axes = []
+    for key, values in lists.items():
+        sets = list(values) if key == TOGETHER else [{key: value} for value in values]
+        both = sorted(fixed.keys() & sets[0].keys())
+        if both and key == TOGETHER:
+            raise StudyError(
+                f"[methods.{method}] fixes '{both[0]}', which [choose] takes together with other settings; "
+                f"write [methods.{method}.choose] with a `{TOGETHER}` of its own."
+            )
+        if not both:
+            axes.append(
+                _distinct([{k: v for k, v in one.items() if k[:7] != "method." or k[7:] in own} for one in sets])
+            )
+    return [dict(itertools.chain(*(one.items() for one in chosen))) for chosen in itertools.product(*axes)]
+
+
+def _distinct(sets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for number, one in enumerate(sets) if one not in sets[:number]]
 
 
 # -------------------------------------------------------------------------------------------------- studies

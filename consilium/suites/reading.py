@@ -17,7 +17,16 @@ from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.scores import MEAN
 from consilium.study import imported
-from consilium.suites.settings import STUDY, Lists, Settings, read_lists, read_settings, refuse_twice
+from consilium.suites.settings import (
+    STUDY,
+    Lists,
+    Settings,
+    names,
+    read_choices,
+    read_lists,
+    read_settings,
+    refuse_twice,
+)
 
 FEDERATION = "data.federation"  # in [grid]: the table has a column for each
 SECTIONS = ("suite", "base", "grid", "row", "choose", "choose_where", "methods", "phantom", "paper")
@@ -189,7 +198,7 @@ def load_suite(path: Path | str, seeds: Sequence[int] = ()) -> Suite:
         beside,
         grid={FEDERATION: tuple(phantom.federations), **grid} if phantom and phantom.partitions else grid,
         listed=_listed(tables.get("row", []), kinds),
-        choose=read_lists(tables.get("choose", {}), "choose", kinds.values()),
+        choose=read_choices(tables.get("choose", {}), "choose", kinds.values()),
         where=_where(tables.get("choose_where", []), kinds),
         parts=_parts(tables.get("methods", {}), kinds),
         phantom=phantom,
@@ -204,7 +213,7 @@ def _check(suite: Suite) -> None:
         raise StudyError(f"{suite.path} has both [grid] and [[row]]: either rows are combined or they are written out.")
     for key in {**suite.grid, **{key: () for row in suite.listed for key in row.settings}}:
         chosen = [suite.choose, *(part.choose for part in suite.parts.values()), *(w.choose for w in suite.where)]
-        if any(key in lists for lists in chosen):
+        if any(key in names(lists) for lists in chosen):
             shown = "[grid]" if key in suite.grid else "[[row]]"
             raise StudyError(f"'{key}' is in both {shown} and [choose]: either it is shown or it is chosen.")
     if FEDERATION in suite.grid and "study.leave_out" in suite.grid:
@@ -279,7 +288,7 @@ def _parts(tables: Mapping[str, Any], kinds: Mapping[str, type[Method]]) -> dict
         kind = [kinds[name]]
         parts[name] = MethodPart(
             read_settings(rest, f"methods.{given}", kind),
-            read_lists(table.get("choose", {}), f"methods.{given}.choose", kind),
+            read_choices(table.get("choose", {}), f"methods.{given}.choose", kind),
         )
     return parts
 
@@ -316,7 +325,7 @@ def _where(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Where, ...]:
             raise StudyError(
                 '[[choose_where]] needs `rows`, for instance {"method.personal" = "apfl"}, and below it what to choose.'
             )
-        found.append(Where(rows, read_lists(rest, "choose_where", kinds.values())))
+        found.append(Where(rows, read_choices(rest, "choose_where", kinds.values())))
     return tuple(found)
 
 

@@ -17,6 +17,8 @@ from consilium.study import Plan, Source
 Settings = Mapping[str, Any]  # "local.lr" → value
 Lists = Mapping[str, tuple[Any, ...]]  # "local.lr" → the values to take
 
+TOGETHER = "together"  # in what is chosen: settings that go with one another, one set of which is taken
+
 STUDY = ("study", "data", "preprocess", "task", "local", "method", "privacy", "release")
 _KINDS: dict[str, Any] = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local, "privacy": Privacy}
 _MADE = {
@@ -33,6 +35,35 @@ def read_lists(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[st
             raise StudyError(f'[{where}] "{key}" = {values!r}: it must be a list of the values to take.')
         refuse_twice(values, f'[{where}] "{key}"')
     return {key: tuple(values) for key, values in found.items()}
+
+
+def read_choices(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[str, tuple[Any, ...]]:
+    """Lists, and below `together` sets of settings that go with one another."""
+    kinds = list(kinds)
+    if not isinstance(table, Mapping) or TOGETHER not in table:
+        return read_lists(table, where, kinds)
+    sets = table[TOGETHER]
+    if not isinstance(sets, list) or not sets or not all(isinstance(one, Mapping) and one for one in sets):
+        raise StudyError(
+            f"[{where}] {TOGETHER} must be a list of sets of settings, "
+            'for instance [{"local.epochs" = 1, "study.rounds" = 40}, {"local.epochs" = 2, "study.rounds" = 20}].'
+        )
+    found = [read_settings(one, f"{where}.{TOGETHER}", kinds) for one in sets]
+    refuse_twice(found, f"[{where}] {TOGETHER}")
+    for one in found:
+        for key in sorted(found[0].keys() ^ one.keys()):
+            raise StudyError(
+                f"[{where}] {TOGETHER}: '{key}' is in some of the sets and not in others; write it in all."
+            )
+    lists = read_lists({key: values for key, values in table.items() if key != TOGETHER}, where, kinds)
+    for key in sorted(lists.keys() & found[0].keys()):
+        raise StudyError(f"[{where}] '{key}' has a list of its own and is in {TOGETHER}; keep one.")
+    return {**lists, TOGETHER: tuple(found)}
+
+
+def names(lists: Lists) -> set[str]:
+    """Every setting that is chosen, those taken together among them."""
+    return {name for key, values in lists.items() for name in (values[0] if key == TOGETHER else (key,))}
 
 
 def read_settings(table: Any, where: str, kinds: Sequence[type[Method]]) -> dict[str, Any]:

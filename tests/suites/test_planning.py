@@ -62,6 +62,44 @@ def test_some_rows_choose_more(tmp_path: Path, federation: Path) -> None:
     assert study_of(suite, planned).tables()["method"]["personal_fields"] == {"mix": 0.75, "adaptive": True}
 
 
+EQUAL_STEPS = """
+[choose]
+"local.lr" = [0.1, 0.01]
+together = [{"local.epochs" = 1, "study.rounds" = 4}, {"local.epochs" = 2, "study.rounds" = 2}]
+"""
+TUNED = """
+[methods.fedavg-finetune.choose]
+together = [
+    {"local.epochs" = 1, "study.rounds" = 3, "method.finetune_epochs" = 1},
+    {"local.epochs" = 2, "study.rounds" = 1, "method.finetune_epochs" = 2},
+]
+"""
+
+
+def test_settings_may_be_chosen_together(tmp_path: Path, federation: Path) -> None:
+    """Epochs are chosen at an equal number of steps: where a round trains longer, there are fewer."""
+    head = 'methods = ["fedavg", "fedavg-finetune"]'
+    suite = load_suite(write_suite(tmp_path, federation, head, EQUAL_STEPS + TUNED))
+    for row, steps in zip(rows(suite), (4, 3), strict=True):
+        tried = [study_of(suite, planned) for planned in trials(suite, row)]
+        assert [(s.local.lr, s.local.epochs) for s in tried] == [(0.1, 1), (0.1, 2), (0.01, 1), (0.01, 2)]
+        adapted = [s.tables()["method"].get("finetune_epochs", 0) for s in tried]
+        assert [s.local.epochs * s.plan.rounds + more for s, more in zip(tried, adapted, strict=True)] == [4] * 4
+        assert tried[0].plan.rounds == steps
+
+
+def test_a_list_takes_the_place_of_what_names_the_same_setting(tmp_path: Path, federation: Path) -> None:
+    rest = EQUAL_STEPS + '[methods.fedavg.choose]\n"local.epochs" = [3]\n'
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg"]', rest))
+    assert candidates(suite, rows(suite)[0]) == [{"local.lr": lr, "local.epochs": 3} for lr in (0.1, 0.01)]
+
+
+def test_what_goes_together_is_not_fixed_in_part(tmp_path: Path, federation: Path) -> None:
+    rest = EQUAL_STEPS + '[methods.fedavg]\n"study.rounds" = 3\n'
+    with pytest.raises(StudyError, match=r"\[methods.fedavg\] fixes 'study.rounds', which \[choose\] takes together"):
+        check(load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg"]', rest)))
+
+
 def test_what_a_method_fixes_is_neither_chosen_nor_varied(tmp_path: Path, federation: Path) -> None:
     rest = REST + '[methods.fedsm]\n"method.pull" = 0.9\n"local.lr" = 0.3\n"method.selector_lr" = 0.1\n'
     suite = load_suite(write_suite(tmp_path, federation, HEAD, rest))
