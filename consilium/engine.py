@@ -54,6 +54,17 @@ class Sent(NamedTuple):
     replies: Iterator[tuple[SiteName, Reply]]
 
 
+Told = Sequence[tuple[str, Mapping[str, Any]]]  # events of the journal to be: their names and facts
+
+
+class Collected(NamedTuple):
+    """What came of a round's orders."""
+
+    replies: Mapping[SiteName, Any]  # those to merge
+    history: History
+    events: Told  # noted when the round is written
+
+
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
     """Train a study to its end, from wherever its folder stands; returns the summary."""
     threads = torch.get_num_threads()
@@ -113,23 +124,36 @@ class _Run:
             finally:
                 if write is not None:
                     server = write()  # the round before, while the sites train this one
-            replies, history = self._collect(sent, server, phase, round, history)
+            replies, history, events = self._collect(sent, server, phase, round, history)
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
             if (phase, round) == self._last_counting:
                 ended = dict(merged)  # its scores are taken at the end, with the memories that go with it
-            write = partial(self._commit, phase, round, server, dict(merged), history)
+            write = partial(self._commit, phase, round, server, dict(merged), history, events)
             if round.step + 1 == phase.rounds or self._is_due(phase, round):
                 server, write = write(), None
                 best = self._score_if_due(phase, round, server, merged, best)
         return self._finish(server, merged, best)
 
-    def _commit(self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int], history: History) -> Any:
+    def _commit(
+        self,
+        phase: Phase,
+        round: Round,
+        server: Any,
+        merged: Mapping[SiteName, int],
+        history: History,
+        events: Told,
+    ) -> Any:
         """Make a round last; the server as it will be read again, so that the merged one's memory can go."""
+        self._tell(events)
         server = self.folder.commit(round, server, merged, history, last=(phase, round) == self._last_counting)
         place = {"step": round.step + 1, "steps": round.total}
         self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=self._lap())
         return server
+
+    def _tell(self, events: Told) -> None:
+        for event, facts in events:
+            self.folder.note(event, **facts)
 
     def _lap(self) -> float:
         """Seconds of this round: rounds overlap, so they count from the end of the one before."""
@@ -182,13 +206,12 @@ class _Run:
         sizes = {name: packet.nbytes() for name, packet in packets.items()}
         return Sent(head, asked, sizes, self.wire.train(packets, head))
 
-    def _collect(
-        self, sent: Sent, server: Any, phase: Phase, round: Round, history: History
-    ) -> tuple[dict[SiteName, Any], History]:
+    def _collect(self, sent: Sent, server: Any, phase: Phase, round: Round, history: History) -> Collected:
         """Replies in; one that cannot be used is left out, said, and forgotten by its site."""
-        for name in self.roster:
-            if name not in sent.asked:
-                self.folder.note("away", round=round.number, phase=phase.name, site=name)
+        place = {"round": round.number, "phase": phase.name}
+        events: list[tuple[str, Mapping[str, Any]]] = [
+            ("away", {**place, "site": name}) for name in self.roster if name not in sent.asked
+        ]
         came: dict[SiteName, tuple[Reply, Any | None, str]] = {}
         updates: dict[SiteName, Mapping[str, Update]] = {}
         for name, reply in sent.replies:
@@ -202,13 +225,13 @@ class _Run:
         replies: dict[SiteName, Any] = {}
         lost = ""
         for name, (reply, uplink, lost_here) in sorted(came.items()):
-            facts = {"round": round.number, "phase": phase.name, "site": name}
+            facts = {**place, "site": name}
             self.memory_mb[name] = reply.memory_mb
             verdict = verdicts.get(name)
             odd = verdict.why if verdict and self.study.plan.firewall.mode == "refuse" else ""
             if uplink is None or odd:
                 lost = odd or lost_here
-                self.folder.note("lost" if reply.packet is None else "refused", **facts, why=lost, **_told(verdict))
+                events.append(("lost" if reply.packet is None else "refused", {**facts, "why": lost, **_told(verdict)}))
                 continue
             replies[name] = uplink
             assert reply.packet is not None
@@ -221,14 +244,16 @@ class _Run:
                 for name, value in vars(uplink).items()
                 if name.endswith("_loss") and isinstance(value, float)
             }
-            self.folder.note("train", **facts, **work, seconds=round3(reply.seconds), **cost, **_told(verdict, "odd"))
+            seconds = {"seconds": round3(reply.seconds)}
+            events.append(("train", {**facts, **work, **seconds, **cost, **_told(verdict, "odd")}))
         if len(replies) < max(1, self.study.plan.min_sites):
+            self._tell(events)
             raise WorkError(
                 f"{called(phase, round)}: {len(replies)} of {len(sent.sizes)} sites answered, but min_sites is "
                 f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "
                 f"saved; when the sites are back, `consilium resume {self.folder.path}`."
             )
-        return replies, history
+        return Collected(replies, history, events)
 
     def _asked(self, phase: Phase, round: Round) -> list[SiteName]:
         """The sites of this round: all but those away, or a seeded draw of them."""

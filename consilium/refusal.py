@@ -14,7 +14,7 @@ from consilium import tree
 from consilium.envelope import Envelope
 from consilium.method import Maybe
 from consilium.tree import Packet
-from consilium.weights import SiteName, Weights
+from consilium.weights import SMALL, SiteName, Weights
 
 T = TypeVar("T")
 
@@ -88,7 +88,8 @@ def _weights_fault(weights: Weights, like: Weights, path: str) -> str:
     for name, tensor in weights.items():
         if fault := _tensor_fault(tensor, like[name], f"{path}/{name}", "the study's network has {}"):
             return fault
-        weights.forget(name)
+        if tensor.nbytes >= SMALL:
+            weights.forget(name)
     return ""
 
 

@@ -36,7 +36,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from consilium.errors import UserError
-from consilium.weights import Weights
+from consilium.weights import SMALL, Weights
 
 T = TypeVar("T")
 HEADER = "message"  # the single metadata key: with two, equal states would not be equal files
@@ -59,7 +59,7 @@ class Packet(NamedTuple):
     tensors: Mapping[str, Tensor]
 
     def nbytes(self) -> int:
-        return len(self.header) + sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return len(self.header) + sum(t.nbytes for t in self.tensors.values())
 
 
 # ---------------------------------------------------------------------------------------------- message → packet
@@ -283,7 +283,6 @@ _CODES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
 }  # fmt: skip
 _TYPES = {code: kind for kind, code in _CODES.items()}
-SMALL = 1 << 18  # bytes; below, a copy costs less than a system call of its own
 
 
 def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
@@ -297,15 +296,27 @@ def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
     names = sorted(packet.tensors)
     for name in names:
         tensor = packet.tensors[name]
-        start, end = end, end + tensor.numel() * tensor.element_size()
+        start, end = end, end + tensor.nbytes
         table[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     head = json.dumps(table, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     yield len(head).to_bytes(8, "little") + head
+    row: list[Tensor] = []  # small tensors of one type become one piece
+    size = 0
     for name in names:
-        tensor = packet.tensors[name].contiguous()
-        if tensor.numel():
-            yield tensor.reshape(-1).view(torch.uint8).numpy().data
+        tensor = packet.tensors[name]
+        if row and (tensor.dtype != row[0].dtype or size + tensor.nbytes > SMALL):
+            yield _bytes(row)
+            row, size = [], 0
+        row.append(tensor.reshape(-1))
+        size += tensor.nbytes
+    if row:
+        yield _bytes(row)
+
+
+def _bytes(row: list[Tensor]) -> memoryview:
+    joined = torch.cat(row) if len(row) > 1 else row[0]
+    return joined.view(torch.uint8).numpy().data
 
 
 _DRAFT = re.compile(r"\..+\.\d+")  # of a file being written: .name.process
@@ -394,12 +405,12 @@ class _FileTensors(Mapping[str, Tensor]):
 
     def _view(self, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
         """What the library's `get_tensor` gives, in a fraction of its time: a model has many small tensors."""
-        start, end = (self._start + offset for offset in data_offsets)
-        kind, count = _TYPES[dtype], math.prod(shape)
+        start, kind, count = self._start + data_offsets[0], _TYPES[dtype], math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=kind)
         if start % kind.itemsize:  # a number may not lie across the places for numbers
-            return torch.frombuffer(bytearray(self._map[start:end]), dtype=kind).view(shape)
+            part = self._map[start : self._start + data_offsets[1]]
+            return torch.frombuffer(bytearray(part), dtype=kind).view(shape)
         return torch.frombuffer(self._map, dtype=kind, count=count, offset=start).view(shape)
 
     def forget(self, name: str) -> None:

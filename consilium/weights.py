@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 SiteName = str
+SMALL = 1 << 18  # bytes; below, gathering tensors costs less than looking after each
 
 
 class Weights(Mapping[str, Tensor]):
@@ -38,7 +39,7 @@ class Weights(Mapping[str, Tensor]):
         return self._tensors[name]
 
     def forget(self, name: str) -> None:
-        """Where a tensor lies in a file, its memory may go until it is asked for again."""
+        """Where a tensor lies in a file, the memory of a large one may go until it is asked for again."""
         if forget := getattr(self._tensors, "forget", None):
             forget(name)
 
@@ -146,7 +147,8 @@ def mean(weights: Mapping[SiteName, Weights], shares: Mapping[SiteName, float]) 
         total = tensor * models[0][0]
         for share, model in models[1:]:
             total.add_(model[key], alpha=share)
-        for _, model in models:
-            model.forget(key)
+        if total.nbytes >= SMALL:
+            for _, model in models:
+                model.forget(key)
         averaged[key] = total
     return Weights.over(averaged)

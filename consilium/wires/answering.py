@@ -18,8 +18,10 @@ from consilium.learning.fit import workbench
 from consilium.machine import peak_memory_mb
 from consilium.scores import COLUMNS, write_rows
 from consilium.site import Roster
+from consilium.store import read_json
 from consilium.study import Study, load_study
 from consilium.tasks.inference import bench
+from consilium.tree import Packet
 from consilium.worker import Worker, open_worker, place_in, site_facts
 
 Request = Mapping[str, Any]
@@ -32,6 +34,7 @@ class Hospitals:
     def __init__(self) -> None:
         self._workers: dict[tuple[str, str], Worker] = {}
         self._studies: dict[str, tuple[Study, Federation]] = {}
+        self._last: tuple[str, Packet] | None = None  # the last order read, and its file
 
     def answer(self, request: Request) -> Answer:
         """Do what a request asks; a failure is part of the answer, never an exception."""
@@ -51,32 +54,40 @@ class Hospitals:
 
     def _train(self, request: Request) -> Answer:
         worker, head = self._worker(request), Envelope.from_json(request["head"])
-        reply = worker.train(tree.read(Path(request["order"])), head)
+        reply = worker.train(self._order(request), head)
         return {"bytes": tree.write(reply, Path(request["reply"]))}
 
     def _score(self, request: Request) -> Answer:
         worker, head = self._worker(request), Envelope.from_json(request["head"])
-        text = ",".join(COLUMNS) + "\n" + write_rows(worker.score(tree.read(Path(request["order"])), head))
+        text = ",".join(COLUMNS) + "\n" + write_rows(worker.score(self._order(request), head))
         tree.write_pieces(iter([text.encode()]), Path(request["reply"]))
         return {}
 
     def _deliver(self, request: Request) -> Answer:
-        self._worker(request).deliver(tree.read(Path(request["order"])), Envelope.from_json(request["head"]))
+        self._worker(request).deliver(self._order(request), Envelope.from_json(request["head"]))
         return {}
 
     def _close(self, request: Request) -> Answer:
         """Forget a run's sites and the networks kept at hand, or a pool would grow from run to run."""
         self._workers = {key: worker for key, worker in self._workers.items() if key[0] != request["run"]}
         self._studies.pop(request["run"], None)
+        self._last = None
         workbench.cache_clear()
         bench.cache_clear()
         return {}
+
+    def _order(self, request: Request) -> Packet:
+        """What all sites are sent alike lies in one file, and is read once; no file's name is used again."""
+        if self._last is None or self._last[0] != request["order"]:
+            self._last = request["order"], tree.read(Path(request["order"]))
+        return self._last[1]
 
     def _worker(self, request: Request) -> Worker:
         key = (request["run"], request["site"])
         if key not in self._workers:
             study, federation = self._study(request["run"])
-            roster: Roster = {name: card_from_json(card) for name, card in request["roster"].items()}
+            cards = read_json(Path(request["roster"]))
+            roster: Roster = {name: card_from_json(card) for name, card in cards.items()}
             place = place_in(Path(request["run"]), request["site"])
             self._workers[key] = open_worker(study, federation, request["site"], roster, place)
         return self._workers[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from consilium.envelope import Envelope, Reply, RollCall, card_from_json, card_t
 from consilium.errors import DataError, RunError
 from consilium.scores import Row, read_rows
 from consilium.site import Roster, SiteCard
+from consilium.store import write_json
 from consilium.study import Study
 from consilium.tree import Packet
 from consilium.weights import SiteName
@@ -23,6 +25,8 @@ from consilium.worker import POOLED, check_annotation, members_of
 
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
+
+_numbers = itertools.count()  # of orders: no two in this process have the same name
 
 
 class SimulatedWire(ABC):
@@ -32,7 +36,7 @@ class SimulatedWire(ABC):
         self.study, self.folder = study, folder
         self.spool = folder / "spool"
         self.roster: Roster = {}
-        self._cards: dict[SiteName, Any] = {}
+        self._orders: list[Path] = []
 
     @abstractmethod
     def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
@@ -64,7 +68,9 @@ class SimulatedWire(ABC):
         else:
             cards = [card_from_json({**answers[m], "index": i}) for i, m in enumerate(members)]
         self.roster = {card.name: card for card in cards}
-        self._cards = {name: card_to_json(card) for name, card in self.roster.items()}
+        shutil.rmtree(self.spool, ignore_errors=True)  # of a run that was killed
+        self.spool.mkdir(parents=True)
+        write_json({name: card_to_json(card) for name, card in self.roster.items()}, self._roster, durable=False)
         audience = {name: name in guests for name in sorted((*members, *guests))}
         measured = ("seconds", "memory_mb")
         facts = {name: {k: v for k, v in answers[name].items() if k not in measured} for name in (*members, *guests)}
@@ -81,7 +87,7 @@ class SimulatedWire(ABC):
             raise RunError(str(answer["error"]))
         if "error" in answer:
             return Reply(None, answer["seconds"], _reason(answer), answer["memory_mb"])
-        path = self._path(site, "reply")
+        path = self._reply_path(site)
         try:
             packet = tree.read(path)
         except tree.PacketError as error:
@@ -94,7 +100,7 @@ class SimulatedWire(ABC):
         for name, answer in answers.items():
             if "error" in answer:
                 raise WireError(f"scoring failed at site '{name}': {_reason(answer)}.")
-        return {name: read_rows(self._path(name, "reply")) for name in answers}
+        return {name: read_rows(self._reply_path(name)) for name in answers}
 
     def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
         for name, answer in self._exchange("deliver", releases, head):
@@ -104,13 +110,14 @@ class SimulatedWire(ABC):
     def _exchange(
         self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
     ) -> Iterator[tuple[SiteName, Answer]]:
-        self.spool.mkdir(parents=True, exist_ok=True)
+        for path in self._orders:
+            path.unlink(missing_ok=True)
         written: dict[int, Path] = {}  # sites that are sent the same packet read the same file
         for name, packet in packets.items():
             if id(packet) not in written:
-                written[id(packet)] = path = self._path(name, "order")
-                path.unlink(missing_ok=True)
-                tree.write(packet, path)
+                written[id(packet)] = self.spool / f"{name}.{next(_numbers)}.order"
+                tree.write(packet, written[id(packet)])
+        self._orders = list(written.values())
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
         return self.ask({name: self._request(do, name, head, written[id(packets[name])]) for name in names})
@@ -122,14 +129,19 @@ class SimulatedWire(ABC):
             "do": do,
             "run": str(self.folder),
             "site": site,
-            "roster": self._cards,
+            "roster": str(self._roster),
             "head": head.for_site(site).to_json() if head else None,
             "order": str(order),
-            "reply": str(self._path(site, "reply")),
+            "reply": str(self._reply_path(site)),
         }
 
-    def _path(self, site: SiteName, kind: str) -> Path:
-        return self.spool / f"{site}.{kind}"
+    @property
+    def _roster(self) -> Path:
+        """Read once by every process that opens a site."""
+        return self.spool / "roster.json"
+
+    def _reply_path(self, site: SiteName) -> Path:
+        return self.spool / f"{site}.reply"
 
     def close(self) -> None:
         shutil.rmtree(self.spool, ignore_errors=True)
