@@ -13,6 +13,7 @@ import torch
 from consilium.admission import admitted, called, present
 from consilium.envelope import Envelope, Reply, RollCall, card_to_json
 from consilium.errors import UserError, WorkError
+from consilium.files import sweep_drafts
 from consilium.machine import peak_memory_mb
 from consilium.method import Best, Method, Phase, Valid, timeline
 from consilium.privacy.firewall import EMPTY, History, Verdict, judged
@@ -23,7 +24,7 @@ from consilium.run_folder import RunFolder, disk_errors
 from consilium.scores import Row, run_summary, summarise, with_label_mean
 from consilium.site import Roster, Round, SiteCard, Task
 from consilium.study import Study
-from consilium.tree import Packet, flatten, sweep_drafts
+from consilium.tree import Packet, flatten
 from consilium.weights import SiteName
 
 

@@ -22,12 +22,13 @@ from consilium.envelope import card_from_json
 from consilium.errors import DataError, RunError, StudyError
 from consilium.export.package import is_package, open_package
 from consilium.federation.hospital import Hospital
+from consilium.files import read_json, write_text
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.method import Best
-from consilium.run_folder import RunFolder, write_text
+from consilium.run_folder import RunFolder
 from consilium.site import Answer, Choice, Predictor, Task
-from consilium.store import MemoryShelf, read_json
+from consilium.store import MemoryShelf
 from consilium.study import Study, load_study
 from consilium.tasks.overlap import cleaned
 from consilium.worker import kept_at, open_released
@@ -124,7 +125,7 @@ def predict_with(
             faults.append(str(error))
     if predictions:
         to.mkdir(parents=True, exist_ok=True)
-        write_text(to / "predictions.csv", _table(predictions))
+        write_text(_table(predictions), to / "predictions.csv")
     if faults:
         done = f" The other {len(predictions)} are in {to}." if predictions else ""
         raise DataError("\n".join([f"{len(faults)} of {len(paths)} images could not be used.{done}", *faults]))

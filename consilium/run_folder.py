@@ -17,12 +17,13 @@ from typing import Any
 
 from consilium import __version__, tree
 from consilium.errors import RunError, StudyError, WorkError, not_a_run
+from consilium.files import read_json, write_json, write_text
 from consilium.machine import origin
 from consilium.method import Best, Method, Valid
 from consilium.privacy.firewall import EMPTY, History
 from consilium.scores import COLUMNS, Row, read_rows, write_rows
 from consilium.site import Round
-from consilium.store import Store, read_json, write_json
+from consilium.store import Store
 from consilium.study import Study, load_study
 from consilium.weights import SiteName
 
@@ -55,7 +56,7 @@ class RunFolder:
         path = cls.path_of(study, runs)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_text(path / "study.toml", study.to_toml())
+            write_text(study.to_toml(), path / "study.toml")
         except OSError as error:
             raise RunError(f"cannot make the run folder {path}: {error.strerror}; name another with --runs.") from error
         return cls(path, study, watch)
@@ -270,7 +271,7 @@ class RunFolder:
         for place, number in expected.items():
             if found[place] != number:
                 raise RunError(f"{path} has lost scores of round {place[0]}; restore it, or start the study again.")
-        write_text(path, ",".join(COLUMNS) + "\n" + write_rows(kept))
+        write_text(",".join(COLUMNS) + "\n" + write_rows(kept), path)
 
     def rows(self) -> list[Row]:
         path = self.path / "scores.csv"
@@ -318,10 +319,6 @@ def _own_study(path: Path) -> Study:
 def _but_version(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A newer version may go on with a run of the same format."""
     return None if facts is None else {key: value for key, value in facts.items() if key != "version"}
-
-
-def write_text(path: Path, text: str) -> None:
-    tree.write_pieces(iter([text.encode()]), path)
 
 
 @contextmanager

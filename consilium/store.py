@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.errors import RunError
+from consilium.files import read_json, write_json
 from consilium.tree import PacketError, message
 from consilium.weights import SiteName, Weights
 
@@ -82,19 +82,6 @@ class _Stored:
 
     def tensor(self, path: str) -> Tensor:
         return self._store.weights(self._document["tensors"])[path]
-
-
-def write_json(value: Any, path: Path, durable: bool = True) -> None:
-    """A JSON file that appears whole or not at all; `durable`: it is on the disk when this returns."""
-    text = json.dumps(value, indent=1, allow_nan=False)
-    tree.write_pieces(iter([text.encode() + b"\n"]), path, durable)
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); restore it, or start the study again elsewhere.") from error
 
 
 class MemoryShelf:

@@ -11,8 +11,6 @@ import dataclasses
 import json
 import math
 import mmap
-import os
-import re
 import types
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -36,6 +34,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from consilium.errors import UserError
+from consilium.files import write_parts
 from consilium.weights import SMALL, Weights
 
 T = TypeVar("T")
@@ -319,61 +318,9 @@ def _bytes(row: list[Tensor]) -> memoryview:
     return joined.view(torch.uint8).numpy().data
 
 
-_DRAFT = re.compile(r"\..+\.\d+")  # of a file being written: .name.process
-
-
 def write(packet: Packet, path: Path, durable: bool = False) -> int:
     """Write a packet as a safetensors file that appears whole or not at all; returns its size in bytes."""
-    return write_pieces(pieces(packet), path, durable)
-
-
-def write_pieces(parts: Iterator[bytes | memoryview], path: Path, durable: bool = False) -> int:
-    """Write a file under a temporary name, then rename it; `durable` waits until it is on the disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")  # see _DRAFT
-    size = 0
-    try:
-        with draft.open("wb", buffering=0) as file:
-            for part in _gathered(parts):
-                size += _write_all(file.fileno(), part)
-            if durable:
-                os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    return size
-
-
-def _gathered(parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes, small pieces joined."""
-    small: list[bytes | memoryview] = []
-    count = 0
-    for part in parts:
-        if len(part) < SMALL:
-            small.append(part)
-            count += len(part)
-        if count >= SMALL or len(part) >= SMALL:
-            yield b"".join(small)
-            small, count = [], 0
-        if len(part) >= SMALL:
-            yield part
-    yield b"".join(small)
-
-
-def sweep_drafts(folder: Path) -> None:
-    """Delete what killed processes were writing, at any depth; only for a folder that nobody else is writing to."""
-    for path in folder.rglob(".*"):
-        if _DRAFT.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
-
-
-def _write_all(descriptor: int, part: bytes | memoryview) -> int:
-    """Raw writes may be short, for instance on a nearly full disk."""
-    view = memoryview(part)
-    sent = 0
-    while sent < len(view):
-        sent += os.write(descriptor, view[sent:])
-    return sent
+    return write_parts(pieces(packet), path, durable)
 
 
 class _Entry(NamedTuple):

@@ -17,6 +17,7 @@ from consilium.data.cases import Cases
 from consilium.data.site_folder import Federation
 from consilium.envelope import Envelope
 from consilium.errors import NotForOutsiders, StudyError
+from consilium.files import read_json, write_json
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.method import Method
@@ -24,7 +25,7 @@ from consilium.privacy.dp import Veil
 from consilium.refusal import stamped
 from consilium.scores import Row
 from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard, Task
-from consilium.store import MemoryShelf, read_json, write_json
+from consilium.store import MemoryShelf
 from consilium.study import Study
 from consilium.tree import Packet, flatten, unflatten
 from consilium.weights import SiteName

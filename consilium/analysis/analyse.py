@@ -12,9 +12,9 @@ from consilium.analysis.findings import models, rounds, selectors, sharing, site
 from consilium.analysis.opening import Runs
 from consilium.errors import StudyError, UserError
 from consilium.fields import nearest
+from consilium.files import write_json
 from consilium.reports.figures import to_bytes
 from consilium.reports.grouping import groups
-from consilium.store import write_json
 from consilium.tasks.segmentation import Segmentation
 
 

@@ -14,12 +14,12 @@ import torch
 from consilium.data.site_folder import Federation
 from consilium.envelope import card_from_json
 from consilium.errors import NotForOutsiders, RunError, StudyError
+from consilium.files import read_json
 from consilium.methods.routing import GLOBAL, EnsembleModel, SuperModel
 from consilium.reports.grouping import groups
 from consilium.reports.reading import RunView, read_run
 from consilium.run_folder import RunFolder
 from consilium.site import OneModel, Predictor, Roster, WithOthers
-from consilium.store import read_json
 from consilium.study import Study
 from consilium.tree import flatten
 from consilium.weights import SiteName

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.errors import RunError
+from consilium.files import read_json
 from consilium.local_norm import LocalNorm
 from consilium.methods.apple import APPLE
 from consilium.reports.reading import RunView
-from consilium.store import MemoryShelf, read_json
+from consilium.store import MemoryShelf
 from consilium.weights import SiteName, normalised
 
 

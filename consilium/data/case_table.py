@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from consilium.errors import DataError
+from consilium.files import write_text
 
 COLUMNS = ("case", "patient", "split", "image", "label")
 
@@ -66,7 +65,7 @@ def write_table(path: Path, table: Table) -> None:
     writer = csv.DictWriter(text, table.columns, lineterminator=table.newline)
     writer.writeheader()
     writer.writerows(table.rows)
-    write_text(path, text.getvalue(), table.encoding)
+    write_text(text.getvalue(), path, table.encoding)
 
 
 def _refuse_columns(columns: Sequence[str]) -> None:
@@ -80,16 +79,3 @@ def _refuse_columns(columns: Sequence[str]) -> None:
         raise DataError(f"has no column {', '.join(missing)}{hint}; its first line must be {','.join(COLUMNS)}.")
     if len(set(columns)) < len(columns):
         raise DataError("has a column twice; keep one of them.")
-
-
-def write_text(path: Path, text: str, encoding: str = "utf-8") -> Path:
-    """Writes a text in one step, with the rights of the file it replaces."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(text.encode(encoding))
-        if path.exists():
-            shutil.copymode(path, partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

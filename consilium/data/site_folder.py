@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from consilium.data.case_files import CaseFiles
-from consilium.data.case_table import COLUMNS, Table, read_table, write_table, write_text
+from consilium.data.case_table import COLUMNS, Table, read_table, write_table
 from consilium.errors import DataError
 from consilium.fields import nearest
+from consilium.files import write_text
 
 TASKS = ("segmentation", "classification")
 SPLITS = ("train", "valid", "test")
@@ -170,7 +171,8 @@ def write_federation_toml(
         inside = ", ".join(f"{_toml(outer)} = {_toml(list(inner))}" for outer, inner in contains.items())
         lines.append(f"contains = {{{inside}}}")
     folder.mkdir(parents=True, exist_ok=True)
-    return write_text(folder / "federation.toml", "\n".join(lines) + "\n")
+    write_text("\n".join(lines) + "\n", folder / "federation.toml")
+    return folder / "federation.toml"
 
 
 def write_site(
@@ -197,7 +199,7 @@ def write_site(
         values = (case.name, case.patient, case.split, _inside(case.image, place), label)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     write_table(place / "cases.csv", Table(COLUMNS, tuple(rows)))
-    write_text(place / "site.toml", "\n".join(lines) + "\n")
+    write_text("\n".join(lines) + "\n", place / "site.toml")
     return place
 
 

@@ -24,8 +24,9 @@ from consilium.export.bundle import renamed, write_bundle
 from consilium.export.models import Model, Released, released, whole_models
 from consilium.export.network import Portable, portable
 from consilium.export.package import FOLDER, write_package
+from consilium.files import write_json, write_text
 from consilium.reports.reading import read_run
-from consilium.run_folder import RunFolder, write_text
+from consilium.run_folder import RunFolder
 from consilium.site import Predictor, Task
 from consilium.study import Study
 from consilium.tasks.segmentation import Segmentation
@@ -60,8 +61,8 @@ def export_run(run: Path, to: Path, check: bool = True) -> Export:
         if onnx:
             _write_onnx(draft, study, network, out.models)
         write_package(draft / FOLDER, study, out)
-        write_text(draft / "model_card.json", json.dumps(facts, indent=1, allow_nan=False) + "\n")
-        write_text(draft / "model_card.md", card_page.markdown(facts))
+        write_json(facts, draft / "model_card.json", durable=False)
+        write_text(card_page.markdown(facts), draft / "model_card.md")
         gaps = _gaps(draft, study, network, out) if check else {}
     return Export(to, tuple(model.name for model in out.models), onnx, gaps)
 

@@ -12,10 +12,9 @@ from typing import Any
 from consilium import __version__, tree
 from consilium.errors import RunError
 from consilium.export.models import Released
+from consilium.files import read_json, write_json, write_text
 from consilium.machine import pick_device
-from consilium.run_folder import write_text
 from consilium.site import Predictor
-from consilium.store import read_json, write_json
 from consilium.study import Study, load_study
 
 FORMAT = 1  # of the package; a change keeps older ones readable or refuses them in words
@@ -27,8 +26,8 @@ def write_package(folder: Path, study: Study, released: Released) -> None:
     """Everything that predicting needs; nothing of the machine or the data it was trained on."""
     folder.mkdir(parents=True)
     tree.save(released.message, folder / "release.safetensors")
-    write_text(folder / "study.toml", _anywhere(study).to_toml())
-    write_text(folder / "README.md", _readme(study, released))
+    write_text(_anywhere(study).to_toml(), folder / "study.toml")
+    write_text(_readme(study, released), folder / "README.md")
     sites = sorted({model.of for model in released.models if model.of})
     facts = {
         "format": FORMAT,

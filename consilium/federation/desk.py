@@ -24,6 +24,7 @@ from consilium.data.site_folder import Federation
 from consilium.envelope import Envelope, card_from_json
 from consilium.errors import DataError, RunError, StudyError, WorkError
 from consilium.federation.hospital import Hospital
+from consilium.files import write_bytes
 from consilium.machine import peak_memory_mb, pick_device
 from consilium.scores import COLUMNS, write_rows
 from consilium.study import Study
@@ -86,7 +87,7 @@ class Desk:
             return {}, (",".join(COLUMNS) + "\n" + write_rows(worker.score(packet, head))).encode()
         if request["do"] == "deliver":
             worker.deliver(packet, head)
-            tree.write_pieces(iter([self._read()[0].to_toml().encode()]), worker.place / "study.toml", durable=True)
+            write_bytes(self._read()[0].to_toml().encode(), worker.place / "study.toml", durable=True)
             return {}, b""
         raise Refusal("foreign", f"nobody knows how to do '{request['do']}'")
 
@@ -108,7 +109,7 @@ class Desk:
         place = self.hospital.place(self._run)
         place.mkdir(parents=True, exist_ok=True)
         path = place / "order.safetensors"
-        tree.write_pieces(iter([body]), path)
+        write_bytes(body, path)
         here = {name: tensor for part in self._held.values() for name, tensor in part.items()}
         try:
             packet = held.completed(tree.read(path), request["tensors"], here)

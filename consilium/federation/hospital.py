@@ -12,8 +12,8 @@ from typing import Any
 from consilium.data.site_folder import Federation, read_own_site
 from consilium.errors import DataError, StudyError
 from consilium.fields import fill, to_toml
+from consilium.files import read_json
 from consilium.methods import ALIASES
-from consilium.store import read_json
 from consilium.study import Study, make_study
 from consilium.tasks import Facts
 

@@ -26,7 +26,7 @@ from nvflare.lighter.provisioner import Provisioner
 
 from consilium.errors import DataError, WorkError
 from consilium.federation.project import OFFICE, Project
-from consilium.store import write_json
+from consilium.files import write_json
 
 ALLOWED = ["consilium.federation"]  # the only classes a job may name
 RIGHTS = {  # of the office, everywhere: studies and nothing else; no code in jobs, no commands on other machines

@@ -21,7 +21,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from consilium.errors import RunError, StudyError, WorkError
 from consilium.federation.project import OFFICE
 from consilium.federation.supervisor import kit_of
-from consilium.store import read_json
+from consilium.files import read_json
 from consilium.study import Study, with_plan
 
 TRIES = 5

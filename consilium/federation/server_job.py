@@ -27,8 +27,8 @@ from consilium import engine
 from consilium.errors import UserError, WorkError
 from consilium.federation.parts import confirmed, cut, is_part
 from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
+from consilium.files import write_json
 from consilium.run_folder import RunFolder
-from consilium.store import write_json
 from consilium.study import load_study
 from consilium.weights import SiteName
 from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, Body, FlareWire, GoOn, mapped, patience

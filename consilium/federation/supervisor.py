@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 from consilium import children
 from consilium.errors import DataError
 from consilium.federation.hospital import read_hospital
-from consilium.store import read_json, write_json
+from consilium.files import read_json, write_json
 
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting

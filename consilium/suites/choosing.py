@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium.errors import StudyError
-from consilium.store import read_json, write_json
+from consilium.files import read_json, write_json
 from consilium.suites.planning import Row, candidates, finished, folder_of, study_of, trials
 from consilium.suites.reading import Suite
 from consilium.suites.settings import Settings

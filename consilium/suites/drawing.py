@@ -10,7 +10,7 @@ from typing import Any
 from consilium.data.partition import Cut, partition
 from consilium.data.phantoms import write_phantom
 from consilium.errors import StudyError
-from consilium.store import read_json, write_json
+from consilium.files import read_json, write_json
 from consilium.suites.reading import FEDERATION, Phantom, Suite
 from consilium.suites.settings import Settings
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, Protocol
 from consilium import simulation
 from consilium.errors import StudyError, UserError, WorkError
 from consilium.fields import nearest
+from consilium.files import write_json, write_text
 from consilium.machine import default_workers
 from consilium.methods import ALIASES
 from consilium.reports.reading import read_run
-from consilium.store import write_json
 from consilium.suites.choosing import Choice, choose, write_choices
 from consilium.suites.drawing import federation, missing
 from consilium.suites.federations import FederationTable, federation_tables
@@ -24,7 +24,6 @@ from consilium.suites.planning import Planned, Row, check, finished, folder_of, 
 from consilium.suites.reading import FEDERATION, Suite, load_suite
 from consilium.suites.tables import Standing, SuiteTable, suite_tables
 from consilium.suites.unseen import SelectionTable, selection_tables
-from consilium.tree import write_pieces
 from consilium.wires.processes import Pool
 
 State = Literal["done", "interrupted", "to do", "after choosing"]
@@ -131,7 +130,7 @@ def run_suite(
     tables = () if FEDERATION in suite.grid else suite_tables(suite, standings)
     asked, side_by_side = selection_tables(suite, standings, watcher.say), federation_tables(suite, standings)
     result = SuiteResult(suite, home, tuple(choices), tables, asked, side_by_side, tuple(session.failed))
-    write_pieces(iter([result.to_markdown().encode()]), home / "table.md")
+    write_text(result.to_markdown(), home / "table.md")
     write_json(result.to_json(), home / "table.json")
     return result
 

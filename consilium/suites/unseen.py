@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from consilium.analysis.analyse import analyse
 from consilium.analysis.opening import open_run
+from consilium.files import read_json
 from consilium.reports.reading import RunView
 from consilium.reports.tables import Cell, Text, called, cell
 from consilium.scores import MEAN
-from consilium.store import read_json
 from consilium.suites.planning import LEAVE_OUT, Row
 from consilium.suites.reading import PaperTable, Suite
 from consilium.suites.tables import (

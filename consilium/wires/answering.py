@@ -14,11 +14,11 @@ from consilium import tree
 from consilium.data.site_folder import Federation
 from consilium.envelope import Envelope, card_from_json
 from consilium.errors import UserError
+from consilium.files import read_json, write_bytes
 from consilium.learning.fit import workbench
 from consilium.machine import peak_memory_mb
 from consilium.scores import COLUMNS, write_rows
 from consilium.site import Roster
-from consilium.store import read_json
 from consilium.study import Study, load_study
 from consilium.tasks.inference import bench
 from consilium.tree import Packet
@@ -60,7 +60,7 @@ class Hospitals:
     def _score(self, request: Request) -> Answer:
         worker, head = self._worker(request), Envelope.from_json(request["head"])
         text = ",".join(COLUMNS) + "\n" + write_rows(worker.score(self._order(request), head))
-        tree.write_pieces(iter([text.encode()]), Path(request["reply"]))
+        write_bytes(text.encode(), Path(request["reply"]))
         return {}
 
     def _deliver(self, request: Request) -> Answer:

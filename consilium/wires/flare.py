@@ -22,6 +22,7 @@ from consilium.data.preprocess import fingerprint
 from consilium.engine import WireError
 from consilium.envelope import Envelope, Reply, RollCall, card_from_json, card_to_json
 from consilium.errors import DataError, RunError, StudyError, WorkError
+from consilium.files import write_bytes
 from consilium.run_folder import RunFolder
 from consilium.scores import Row, read_rows
 from consilium.site import Roster
@@ -176,7 +177,7 @@ class FlareWire:
         if len(answer.body) > limit:
             return Reply(None, lost=f"{REASONS['size']} ({len(answer.body)} bytes)", **facts)
         path = self._path(name, "reply")
-        tree.write_pieces(iter([answer.body]), path)  # not in memory: there may be many sites
+        write_bytes(answer.body, path)  # not in memory: there may be many sites
         try:
             return Reply(tree.read(path), **facts)
         except PacketError:
@@ -188,7 +189,7 @@ class FlareWire:
             if answer.error:
                 continue
             path = self._path(name, "scores")
-            tree.write_pieces(iter([answer.body]), path)
+            write_bytes(answer.body, path)
             try:
                 rows = read_rows(path)
             except RunError:

@@ -15,9 +15,9 @@ from consilium import tree
 from consilium.engine import WireError
 from consilium.envelope import Envelope, Reply, RollCall, card_from_json, card_to_json
 from consilium.errors import DataError, RunError
+from consilium.files import write_json
 from consilium.scores import Row, read_rows
 from consilium.site import Roster, SiteCard
-from consilium.store import write_json
 from consilium.study import Study
 from consilium.tree import Packet
 from consilium.weights import SiteName

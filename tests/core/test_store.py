@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilium.errors import RunError
-from consilium.store import MemoryShelf, Store, read_json, write_json
+from consilium.store import MemoryShelf, Store
 from consilium.tree import PacketError, message
 from consilium.weights import Weights
 from tests.contract.promises import digest
@@ -143,15 +143,3 @@ def test_a_damaged_memory_is_said(tmp_path: Path) -> None:
     (tmp_path / "00000.json").write_text("{")
     with pytest.raises(RunError, match=r"00000.json cannot be read"):
         shelf.at(0, Memory)
-
-
-# ---------------------------------------------------------------------------------------------- JSON
-
-
-def test_json_is_whole_or_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json({"x": [1, 2.5, None]}, path)
-    with pytest.raises(ValueError, match="Out of range"):
-        write_json({"x": float("nan")}, path)
-    assert read_json(path) == {"x": [1, 2.5, None]}
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from consilium.files import write_json
 from consilium.run_folder import RunFolder
 from consilium.scores import Row, run_summary
 from consilium.simulation import Result
-from consilium.store import write_json
 from consilium.study import Study
 
 Scores = Mapping[str, list[float]]  # site → a value per case
