@@ -146,15 +146,11 @@ class _Run:
         events: Told,
     ) -> Any:
         """Make a round last; the server as it will be read again, so that the merged one's memory can go."""
-        self._tell(events)
+        self.folder.notes(events)  # first: an event told twice counts once, one that is missing is missed
         server = self.folder.commit(round, server, merged, history, last=(phase, round) == self._last_counting)
         place = {"step": round.step + 1, "steps": round.total}
         self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=self._lap())
         return server
-
-    def _tell(self, events: Told) -> None:
-        for event, facts in events:
-            self.folder.note(event, **facts)
 
     def _lap(self) -> float:
         """Seconds of this round: rounds overlap, so they count from the end of the one before."""
@@ -248,7 +244,7 @@ class _Run:
             seconds = {"seconds": round3(reply.seconds)}
             events.append(("train", {**facts, **work, **seconds, **cost, **_told(verdict, "odd")}))
         if len(replies) < max(1, self.study.plan.min_sites):
-            self._tell(events)
+            self.folder.notes(events)
             raise WorkError(
                 f"{called(phase, round)}: {len(replies)} of {len(sent.sizes)} sites answered, but min_sites is "
                 f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "

@@ -110,11 +110,17 @@ class RunFolder:
 
     def note(self, event: str, **facts: Any) -> None:
         """Append an event to the journal and show it to whoever watches."""
-        line = {"event": event, **facts, "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")}
+        self.notes([(event, facts)])
+
+    def notes(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Append several events at once."""
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        lines = [{"event": event, **facts, "time": time} for event, facts in events]
         with (self.path / "journal.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
         if self._watch:
-            self._watch(line)
+            for line in lines:
+                self._watch(line)
 
     def events(self) -> list[Event]:
         """The journal; a line cut short by a crash is dropped."""

@@ -11,12 +11,15 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from consilium.children import TRAINING, environment
+from consilium.machine import default_workers
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.simulated import Answer, Request, SimulatedWire
+
+T = TypeVar("T")
 
 
 class _Process:
@@ -136,6 +139,16 @@ class Pool:
         self.close()
 
 
+def held_back(answers: Iterator[T], count: int, processes: int) -> Iterator[T]:
+    """The answers once a process has nothing left to do: before, whoever looks at them takes a core from a site."""
+    waiting = []
+    for number, answer in enumerate(answers, start=1):
+        waiting.append(answer)
+        if count - number < processes:
+            yield from waiting
+            waiting = []
+
+
 class Processes(SimulatedWire):
     """A federation whose sites share a pool of worker processes."""
 
@@ -146,7 +159,11 @@ class Processes(SimulatedWire):
 
     def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
         self._open = asked = self._pool.ask(requests)
-        return ((asked[future], future.result()) for future in as_completed(asked))
+        answers = as_completed(asked)
+        size = len(self._pool.processes)
+        if size >= default_workers():
+            answers = held_back(answers, len(asked), size)
+        return ((asked[future], future.result()) for future in answers)
 
     def close(self) -> None:
         for future in self._open:

@@ -22,7 +22,7 @@ from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.answering import Hospitals
 from consilium.wires.in_process import InProcess
-from consilium.wires.processes import Pool, Processes
+from consilium.wires.processes import Pool, Processes, held_back
 from tests.contract.promises import run_in_process
 from tests.toy import toy_study, write_toy
 
@@ -94,6 +94,22 @@ def test_the_same_bits_for_any_number_of_processes(
 
 @pytest.mark.federation  # it kills a process and starts another
 @pytest.mark.xdist_group("pool")
+@pytest.mark.parametrize(("count", "processes", "first"), [(6, 2, 5), (6, 1, 6), (6, 8, 1), (1, 2, 1), (0, 2, 0)])
+def test_answers_wait_while_every_process_has_work(count: int, processes: int, first: int) -> None:
+    """With six sites and two processes, four answers wait until the fifth shows that a process is idle."""
+    came: list[int] = []
+
+    def coming() -> Iterator[int]:
+        for number in range(count):
+            came.append(number)
+            yield number
+
+    answers = held_back(coming(), count, processes)
+    assert next(answers, None) == (0 if count else None)
+    assert len(came) == first
+    assert list(answers) == list(range(1, count))
+
+
 def test_a_killed_process_is_a_lost_reply_and_the_run_goes_on(federation: Path, tmp_path: Path, third: Pool) -> None:
     def kill(event: Mapping[str, Any]) -> None:
         if event["event"] == "round" and event["round"] == 1:
