@@ -195,24 +195,39 @@ def _deal(
     """The cases of every site by a matrix of shares, and how many patients each trains on."""
     dealt: list[list[Case]] = [[] for _ in range(how.sites)]
     trained = [0] * how.sites
+    promised = how.scheme != "dirichlet"  # a class to a site; Dirichlet's draws may leave out
+    owed = np.zeros(how.sites)  # test cases by the shares, less those dealt
     for (part, label), groups in patients.items():
         column = held[:, labels.index(label)]
         holders = {site: float(column[site]) for site in np.flatnonzero(column).tolist()}
         if not holders:
             continue
-        # the draws of "dirichlet" may leave out; the others promise a class to a site
-        if how.scheme != "dirichlet" and part == "training" and len(groups) < len(holders):
+        if promised and part == "training" and len(groups) < len(holders):
             raise DataError(
                 f"class {label!r} has {len(groups)} training cases, but {len(holders)} of {how.sites} sites are to "
                 "hold it; lower --sites, or raise --share."
             )
-        least = int(how.scheme != "dirichlet" and len(groups) >= len(holders))
+        if promised and part == "test" and len(groups) < 2 * len(holders):  # one for each would be most of them
+            counts = _carried(column * len(groups), owed)
+        else:
+            counts = apportion(holders, len(groups), int(promised))
         start = 0
-        for site, count in apportion(holders, len(groups), least).items():
+        for site, count in counts.items():
             dealt[site] += [case for group in groups[start : start + count] for case in group]
             trained[site] += count if part == "training" else 0
             start += count
     return dealt, trained
+
+
+def _carried(exact: NDArray[np.float64], owed: NDArray[np.float64]) -> dict[int, int]:
+    """Whole numbers near exact ones; what rounding keeps from a site is `owed` to it, and comes with a later class."""
+    counts = np.floor(exact + 1e-9).astype(int)
+    owed += exact
+    rest = round(exact.sum()) - int(counts.sum())
+    first = sorted(np.flatnonzero(exact).tolist(), key=lambda site: counts[site] - owed[site])
+    counts[first[:rest]] += 1
+    owed -= counts
+    return {site: int(counts[site]) for site in first}
 
 
 def _with_valid(cases: Sequence[Case], seed: int, site: str) -> list[Case]:

@@ -88,15 +88,31 @@ def test_nothing_is_lost_and_nothing_is_twice(scheme: str, one: Path, tmp_path: 
     assert tested == {f"k{i}" for i in range(1000, 1200)}  # published test cases stay test cases
 
 
-def test_practical_by_hand(one: Path, tmp_path: Path) -> None:
-    """100 training and 20 test cases of a class: 80, 10 and ten of 1; 8, 2 and ten of 1, so that all test."""
+def test_practical_by_hand(tmp_path: Path) -> None:
+    """100 training and 30 test cases of a class: 80, 10 and ten of 1; 17, 3 and ten of 1, so that all test."""
+    one = write_one(tmp_path / "one", 1000, 300)
     held = holdings(partition(one, tmp_path / "cut", Cut("practical", 12)))
     for label in CLASSES:
         training = [splits[label]["train"] + splits[label]["valid"] for splits in held.values()]
         test = [splits[label]["test"] for splits in held.values()]
         assert sorted(training, reverse=True) == [80, 10] + [1] * 10
-        assert sorted(test, reverse=True) == [8, 2] + [1] * 10
-        assert training.index(80) == test.index(8)
+        assert sorted(test, reverse=True) == [17, 3] + [1] * 10
+        assert training.index(80) == test.index(17)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("test", [30, 120, 200])
+def test_few_test_cases_are_cut_like_the_training_cases(test: int, seed: int, tmp_path: Path) -> None:
+    """With 12 test cases of a class, one for each of 12 sites would test everyone on all classes alike."""
+    how = Cut("practical", 12, seed)
+    held = holdings(partition(write_one(tmp_path / "one", 720, test), tmp_path / "cut", how))
+    exact = shares(how, 10) * test / 10
+    dealt = np.array([[splits["test"] for splits in classes.values()] for classes in held.values()])
+    assert np.abs(dealt - exact).max() < 2
+    assert np.abs(dealt.sum(axis=1) - exact.sum(axis=1)).max() < 1.5
+    assert (dealt.sum(axis=0) == test // 10).all()
+    if exact.sum(axis=1).min() >= 1:
+        assert dealt.sum(axis=1).min() >= 1  # every site tests
 
 
 def test_training_and_test_are_cut_alike(tmp_path: Path) -> None:
