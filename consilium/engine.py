@@ -55,7 +55,7 @@ class Sent(NamedTuple):
     replies: Iterator[tuple[SiteName, Reply]]
 
 
-Told = Sequence[tuple[str, Mapping[str, Any]]]  # events of the journal to be: their names and facts
+Events = Sequence[tuple[str, Mapping[str, Any]]]  # events of the journal to be: their names and facts
 
 
 class Collected(NamedTuple):
@@ -63,7 +63,7 @@ class Collected(NamedTuple):
 
     replies: Mapping[SiteName, Any]  # those to merge
     history: History
-    events: Told  # noted when the round is written
+    events: Events  # noted when the round is written
 
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
@@ -112,7 +112,11 @@ class _Run:
         history = state.history if state else EMPTY
         ended = self.folder.last(self.method).merged if done > self._last_counting[1].index else {}
         self._say_hello(done)
-        if done:
+        if state:
+            phase, round = self.line[done - 1]
+            told = {(event["round"], event["phase"]) for event in self.folder.events() if event["event"] == "round"}
+            if (round.number, phase.name) not in told:  # it was written, but this process died before it could say so
+                self._tell_round(phase, round, state.seconds)
             best = self._score_if_due(*self.line[done - 1], server, merged, best)
         write: Callable[[], Any] | None = None
         for phase, round in self.line[done:]:
@@ -143,14 +147,18 @@ class _Run:
         server: Any,
         merged: Mapping[SiteName, int],
         history: History,
-        events: Told,
+        events: Events,
     ) -> Any:
         """Make a round last; the server as it will be read again, so that the merged one's memory can go."""
         self.folder.notes(events)  # first: an event told twice counts once, one that is missing is missed
-        server = self.folder.commit(round, server, merged, history, last=(phase, round) == self._last_counting)
-        place = {"step": round.step + 1, "steps": round.total}
-        self.folder.note("round", round=round.number, phase=phase.name, **place, seconds=self._lap())
+        last, seconds = (phase, round) == self._last_counting, self._lap()
+        server = self.folder.commit(round, server, merged, history, last, seconds)
+        self._tell_round(phase, round, seconds)
         return server
+
+    def _tell_round(self, phase: Phase, round: Round, seconds: float) -> None:
+        place = {"round": round.number, "phase": phase.name, "step": round.step + 1, "steps": round.total}
+        self.folder.note("round", **place, seconds=seconds)
 
     def _lap(self) -> float:
         """Seconds of this round: rounds overlap, so they count from the end of the one before."""

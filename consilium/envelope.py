@@ -27,7 +27,7 @@ class Envelope:
         return replace(self, merged={site: self.merged.get(site, -1)}, wanted={site: self.wanted.get(site, ())})
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "round": vars(self.round)}
+        return {**vars(self), "round": dict(vars(self.round))}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Envelope:

@@ -39,6 +39,7 @@ class State:
     done: int
     merged: Mapping[SiteName, int]
     history: History = EMPTY  # what the firewall has seen
+    seconds: float = 0.0  # of its last round
 
 
 class RunFolder:
@@ -171,6 +172,7 @@ class RunFolder:
         merged: Mapping[SiteName, int],
         history: History = EMPTY,
         last: bool = False,
+        seconds: float = 0.0,
     ) -> Any:
         """Make a round last; returns the server as it will be read again, so that going on equals resuming.
 
@@ -180,7 +182,7 @@ class RunFolder:
         document = self._store.put(server)
         if last:
             write_json({"server": document, "merged": dict(merged)}, self._states / "last.json")
-        facts = {"round": round.index, "merged": dict(merged), "server": document}
+        facts = {"round": round.index, "merged": dict(merged), "server": document, "seconds": seconds}
         if history.traces:
             facts["firewall"] = self._store.put(history)
         write_json(facts, self._state_path(round.index))
@@ -210,7 +212,7 @@ class RunFolder:
         facts = read_json(self._state_path(rounds[-1]))
         server = self._read(facts["server"], method)
         history = self._store.get(facts["firewall"], History) if "firewall" in facts else EMPTY
-        return State(server, facts["round"] + 1, facts.get("merged", {}), history)
+        return State(server, facts["round"] + 1, facts.get("merged", {}), history, facts.get("seconds", 0.0))
 
     def states(self, method: Method) -> Iterator[tuple[int, Any]]:
         """The server after every round whose state was kept, with the round's index."""

@@ -7,6 +7,7 @@ nothing else.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -307,7 +308,7 @@ def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
         if row and (tensor.dtype != row[0].dtype or size + tensor.nbytes > SMALL):
             yield _bytes(row)
             row, size = [], 0
-        row.append(tensor.reshape(-1))
+        row.append(tensor.contiguous().reshape(-1))
         size += tensor.nbytes
     if row:
         yield _bytes(row)
@@ -338,11 +339,16 @@ class _FileTensors(Mapping[str, Tensor]):
         with cast(Any, safe_open(path, framework="pt")) as checked:  # the library validates the file
             self._views: dict[str, Tensor | None] = dict.fromkeys(checked.keys())
             self.header: str | None = (checked.metadata() or {}).get(HEADER)
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # a private view: nothing is written back
+        self._map = _mapped(path)
         self._start = 8 + int.from_bytes(self._map[:8], "little")
         table = json.loads(self._map[8 : self._start])
         self._table = {n: _Entry(table[n]["dtype"], table[n]["shape"], table[n]["data_offsets"]) for n in self._views}
+
+    def again(self, path: Path) -> _FileTensors:
+        """The tensors of the same file as they lie there, whatever was done to these; its table is not read again."""
+        fresh = copy.copy(self)
+        fresh._views, fresh._map = dict.fromkeys(self._views), _mapped(path)
+        return fresh
 
     def __getitem__(self, name: str) -> Tensor:
         view = self._views[name]
@@ -376,6 +382,17 @@ class _FileTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._views)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # a private view: nothing is written back
+
+
+def read_again(packet: Packet, path: Path) -> Packet:
+    """A packet that was read from this file as it is there, for another receiver."""
+    assert isinstance(packet.tensors, _FileTensors)
+    return Packet(packet.header, packet.tensors.again(path))
 
 
 def read(path: Path) -> Packet:

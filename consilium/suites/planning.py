@@ -18,7 +18,7 @@ from consilium.scores import MEAN
 from consilium.study import Study, make_study
 from consilium.suites.drawing import federation
 from consilium.suites.reading import MethodPart, Suite
-from consilium.suites.settings import TOGETHER, Lists, Settings, names
+from consilium.suites.settings import TOGETHER, Lists, Settings
 
 LEAVE_OUT = "study.leave_out"  # in [grid]: sites are left out in turn, and the table is about them
 
@@ -85,7 +85,7 @@ def rows(suite: Suite) -> list[Row]:
         for name, own in listed.items()
         for row in (
             [Row(name, found.settings, found.name) for found in own]
-            or [Row(name, settings) for settings in _combinations(suite, name, suite.grid)]
+            or [Row(name, settings) for settings in _combinations(_axes(suite, name, suite.grid))]
         )
     ]
 
@@ -93,11 +93,12 @@ def rows(suite: Suite) -> list[Row]:
 def candidates(suite: Suite, row: Row) -> list[Settings]:
     """What is tried for a row; a single candidate needs no trial."""
     besides = [where.choose for where in suite.where if where.rows.items() <= dict(row.settings).items()]
-    lists = dict(suite.choose)
+    axes = _axes(suite, row.method, suite.choose)
     for more in (_part(suite, row.method).choose, *besides):
-        kept = {key: values for key, values in lists.items() if not names({key: values}) & names(more)}
-        lists = {**kept, **more}
-    return _combinations(suite, row.method, lists)
+        own = _axes(suite, row.method, more)
+        named = {key for axis in own for key in axis[0]}
+        axes = [axis for axis in axes if not axis[0].keys() & named] + own
+    return _combinations(axes)
 
 
 def trials(suite: Suite, row: Row) -> list[Planned]:
@@ -127,9 +128,12 @@ def _part(suite: Suite, method: str) -> MethodPart:
     return suite.parts.get(method, MethodPart())
 
 
-def _combinations(suite: Suite, method: str, lists: Lists) -> list[Settings]:
-    """Every combination of the keys a method has and that `[methods.<name>]` does not fix."""
-    own = {f.name for f in fields(suite.kinds[method])}
+Axis = list[dict[str, Any]]  # of which one is taken
+
+
+def _axes(suite: Suite, method: str, lists: Lists) -> list[Axis]:
+    """What there is to take for a method: keys it has and that `[methods.<name>]` does not fix."""
+    has = {f"method.{f.name}" for f in fields(suite.kinds[method])}
     fixed = _part(suite, method).fixed
     axes = []
     for key, values in lists.items():
@@ -137,18 +141,17 @@ def _combinations(suite: Suite, method: str, lists: Lists) -> list[Settings]:
         both = sorted(fixed.keys() & sets[0].keys())
         if both and key == TOGETHER:
             raise StudyError(
-                f"[methods.{method}] fixes '{both[0]}', which [choose] takes together with other settings; "
-                f"write [methods.{method}.choose] with a `{TOGETHER}` of its own."
+                f"[methods.{method}] fixes '{both[0]}', which is chosen `{TOGETHER}` with other settings; "
+                f"take it out of one, or give the method a `{TOGETHER}` of its own in [methods.{method}.choose]."
             )
-        if not both:
-            axes.append(
-                _distinct([{k: v for k, v in one.items() if k[:7] != "method." or k[7:] in own} for one in sets])
-            )
+        axis = [{k: v for k, v in one.items() if not k.startswith("method.") or k in has} for one in sets]
+        if axis[0] and not both:
+            axes.append([one for number, one in enumerate(axis) if one not in axis[:number]])
+    return axes
+
+
+def _combinations(axes: list[Axis]) -> list[Settings]:
     return [dict(itertools.chain(*(one.items() for one in chosen))) for chosen in itertools.product(*axes)]
-
-
-def _distinct(sets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for number, one in enumerate(sets) if one not in sets[:number]]
 
 
 # -------------------------------------------------------------------------------------------------- studies

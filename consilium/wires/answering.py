@@ -34,7 +34,7 @@ class Hospitals:
     def __init__(self) -> None:
         self._workers: dict[tuple[str, str], Worker] = {}
         self._studies: dict[str, tuple[Study, Federation]] = {}
-        self._last: tuple[str, Packet] | None = None  # the last order read, and its file
+        self._last: tuple[Path, Packet] | None = None  # the last order read, and its file
 
     def answer(self, request: Request) -> Answer:
         """Do what a request asks; a failure is part of the answer, never an exception."""
@@ -77,9 +77,11 @@ class Hospitals:
         return {}
 
     def _order(self, request: Request) -> Packet:
-        """What all sites are sent alike lies in one file, and is read once; no file's name is used again."""
-        if self._last is None or self._last[0] != request["order"]:
-            self._last = request["order"], tree.read(Path(request["order"]))
+        """What all sites are sent alike lies in one file, whose table is read once; no file's name is used again."""
+        path = Path(request["order"])
+        if self._last is not None and self._last[0] == path:
+            return tree.read_again(self._last[1], path)  # a site may write to what it was sent
+        self._last = path, tree.read(path)
         return self._last[1]
 
     def _worker(self, request: Request) -> Worker:

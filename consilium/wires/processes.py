@@ -8,7 +8,7 @@ import queue
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -139,12 +139,12 @@ class Pool:
         self.close()
 
 
-def held_back(answers: Iterator[T], count: int, processes: int) -> Iterator[T]:
+def held_back(answers: Iterator[T], count: int, processes: int, urgent: Callable[[T], bool]) -> Iterator[T]:
     """The answers once a process has nothing left to do: before, whoever looks at them takes a core from a site."""
     waiting = []
     for number, answer in enumerate(answers, start=1):
         waiting.append(answer)
-        if count - number < processes:
+        if count - number < processes or urgent(answer):
             yield from waiting
             waiting = []
 
@@ -162,7 +162,7 @@ class Processes(SimulatedWire):
         answers = as_completed(asked)
         size = len(self._pool.processes)
         if size >= default_workers():
-            answers = held_back(answers, len(asked), size)
+            answers = held_back(answers, len(asked), size, lambda future: "error" in future.result())
         return ((asked[future], future.result()) for future in answers)
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class SimulatedWire(ABC):
             cards = [card_from_json({**answers[m], "index": i}) for i, m in enumerate(members)]
         self.roster = {card.name: card for card in cards}
         shutil.rmtree(self.spool, ignore_errors=True)  # of a run that was killed
-        self.spool.mkdir(parents=True)
+        self.spool.mkdir(parents=True, exist_ok=True)
         write_json({name: card_to_json(card) for name, card in self.roster.items()}, self._roster, durable=False)
         audience = {name: name in guests for name in sorted((*members, *guests))}
         measured = ("seconds", "memory_mb")

@@ -237,6 +237,21 @@ def test_a_repeated_round_is_counted_once(federation: Path, tmp_path: Path) -> N
     assert len(events(resumed, "train")) == len(events(whole, "train")) + len(SITES)  # a round is told at once
 
 
+def test_a_round_that_was_written_but_not_told_is_told_on_resume(federation: Path, tmp_path: Path) -> None:
+    """Its state is there; the process died before the journal had it."""
+    study = counting_study(federation)
+    with pytest.raises(Interrupted):
+        go(study, Desk(SITES), tmp_path, crash_after("round", 2))
+    (path,) = tmp_path.iterdir()
+    lines = (path / "journal.jsonl").read_text().splitlines(keepends=True)
+    lost = json.loads(lines.pop())
+    assert (lost["event"], lost["round"]) == ("round", 2)
+    (path / "journal.jsonl").write_text("".join(lines))
+    told = [(event["round"], event["seconds"]) for event in events(go(study, Desk(SITES), tmp_path), "round")]
+    assert [number for number, _ in told] == [1, 2, 3]
+    assert told[1] == (2, lost["seconds"])
+
+
 def test_one_process_at_a_time(federation: Path, tmp_path: Path) -> None:
     study = counting_study(federation)
     folder = RunFolder.create(study, tmp_path)

@@ -314,5 +314,15 @@ def test_a_message_holds_nothing_else() -> None:
 # ----------------------------------------------------------------------------------------------- writing
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_tensor_that_is_a_part_of_another_is_written(beside: bool, tmp_path: Path) -> None:
+    """A column of a matrix, one number shown four times: alone or among others of its type."""
+    column, shown = torch.arange(6.0).view(3, 2)[:, 0], torch.ones(1).expand(4)
+    others = {"z": torch.zeros(2)} if beside else {}
+    for tensor in (column, shown):
+        tree.write(Packet("{}", {"a": tensor, **others}), tmp_path / "x")
+        assert load_file(tmp_path / "x")["a"].tolist() == tensor.tolist()
+
+
 def test_writing_tells_the_size(tmp_path: Path) -> None:
     assert tree.write(flatten(small(1.0)), tmp_path / "n") == (tmp_path / "n").stat().st_size

@@ -15,9 +15,10 @@ import torch
 from consilium import engine, simulation
 from consilium.envelope import Envelope, card_from_json, card_to_json
 from consilium.errors import DataError
+from consilium.methods.fedavg import FedAvg
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
-from consilium.site import Round, SiteCard
+from consilium.site import Round, Site, SiteCard
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.answering import Hospitals
@@ -57,6 +58,49 @@ def test_the_same_bits_whoever_answers_first(federation: Path, tmp_path: Path, p
     assert_same(folder.path, plain)
 
 
+class Careless(FedAvg):
+    """Writes to what it was sent."""
+
+    def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
+        for tensor in got.global_.values():
+            tensor.mul_(0.5)
+        return super().train(site, memory, got, round)
+
+
+class Careful(FedAvg):
+    """The same arithmetic on a copy."""
+
+    def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
+        return super().train(site, memory, self.Downlink(0.5 * got.global_), round)
+
+
+def test_what_one_site_does_to_its_order_no_other_sees(federation: Path, tmp_path: Path) -> None:
+    """All are sent the same file, and a process reads its table once."""
+    careless, careful = (
+        run_in_process(toy_study(federation, f"tests.core.test_wires:{kind.__name__}", study__rounds=2), tmp_path)
+        for kind in (Careless, Careful)
+    )
+    for file in ("last.safetensors", "scores.csv"):
+        assert (careless.folder / file).read_bytes() == (careful.folder / file).read_bytes(), file
+
+
+def test_the_spool_holds_the_orders_under_way(federation: Path, tmp_path: Path) -> None:
+    """No order's name is used again, and what a killed run left is gone."""
+    seen: list[list[str]] = []
+
+    def look(event: Mapping[str, Any]) -> None:
+        if event["event"] in ("start", "round"):
+            seen.append([path.name for path in (folder.path / "spool").glob("*.order")])
+
+    study = toy_study(federation, "fedavg", study__rounds=3)
+    folder = RunFolder.create(study, tmp_path, look)
+    (folder.path / "spool").mkdir()
+    (folder.path / "spool" / "ada.0.order").touch()
+    engine.run(study, InProcess(study, folder.path), folder)
+    assert [len(names) for names in seen] == [0, 1, 1, 1]
+    assert seen[1] != seen[2] == seen[3]  # a round is told when the next one's order is out, if there is one
+
+
 class Few(Pool):
     """Processes of other pools, so that torch need not be imported again."""
 
@@ -92,8 +136,6 @@ def test_the_same_bits_for_any_number_of_processes(
     assert_same(result.folder, plain)
 
 
-@pytest.mark.federation  # it kills a process and starts another
-@pytest.mark.xdist_group("pool")
 @pytest.mark.parametrize(("count", "processes", "first"), [(6, 2, 5), (6, 1, 6), (6, 8, 1), (1, 2, 1), (0, 2, 0)])
 def test_answers_wait_while_every_process_has_work(count: int, processes: int, first: int) -> None:
     """With six sites and two processes, four answers wait until the fifth shows that a process is idle."""
@@ -104,12 +146,27 @@ def test_answers_wait_while_every_process_has_work(count: int, processes: int, f
             came.append(number)
             yield number
 
-    answers = held_back(coming(), count, processes)
+    answers = held_back(coming(), count, processes, lambda number: False)
     assert next(answers, None) == (0 if count else None)
     assert len(came) == first
     assert list(answers) == list(range(1, count))
 
 
+def test_a_fault_does_not_wait() -> None:
+    came: list[int] = []
+
+    def coming() -> Iterator[int]:
+        for number in range(6):
+            came.append(number)
+            yield number
+
+    answers = held_back(coming(), 6, 2, lambda number: number == 1)
+    assert [next(answers), next(answers)] == [0, 1]
+    assert came == [0, 1]
+
+
+@pytest.mark.federation  # it kills a process and starts another
+@pytest.mark.xdist_group("pool")
 def test_a_killed_process_is_a_lost_reply_and_the_run_goes_on(federation: Path, tmp_path: Path, third: Pool) -> None:
     def kill(event: Mapping[str, Any]) -> None:
         if event["event"] == "round" and event["round"] == 1:

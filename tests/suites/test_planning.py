@@ -94,9 +94,42 @@ def test_a_list_takes_the_place_of_what_names_the_same_setting(tmp_path: Path, f
     assert candidates(suite, rows(suite)[0]) == [{"local.lr": lr, "local.epochs": 3} for lr in (0.1, 0.01)]
 
 
+def test_sets_of_other_settings_are_chosen_besides(tmp_path: Path, federation: Path) -> None:
+    """A method's own `together` leaves the common one in force, unless they name the same settings."""
+    rest = (
+        EQUAL_STEPS.replace('"local.lr" = [0.1, 0.01]', "")
+        + """
+    [methods.fedprox.choose]
+    together = [{"method.mu" = 0.1, "local.lr" = 0.1}, {"method.mu" = 0.01, "local.lr" = 0.2}]
+    """
+    )
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg", "fedprox"]', rest))
+    fedavg, fedprox = (candidates(suite, row) for row in rows(suite))
+    assert [one["local.epochs"] for one in fedavg] == [1, 2]
+    assert [(one["local.epochs"], one["study.rounds"], one["method.mu"]) for one in fedprox] == [
+        (1, 4, 0.1), (1, 4, 0.01), (2, 2, 0.1), (2, 2, 0.01),
+    ]  # fmt: skip
+
+
+def test_what_a_method_does_not_have_takes_nothing_s_place(tmp_path: Path, federation: Path) -> None:
+    rest = """
+    [grid]
+    "local.momentum" = [0.0]
+    [choose]
+    together = [{"local.lr" = 0.1, "method.mu" = 0.1}, {"local.lr" = 0.2, "method.mu" = 0.2}]
+    [[choose_where]]
+    rows = {"local.momentum" = 0.0}
+    "method.mu" = [0.3]
+    """
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg", "fedprox"]', rest))
+    fedavg, fedprox = (candidates(suite, row) for row in rows(suite))
+    assert fedavg == [{"local.lr": 0.1}, {"local.lr": 0.2}]
+    assert fedprox == [{"method.mu": 0.3}]
+
+
 def test_what_goes_together_is_not_fixed_in_part(tmp_path: Path, federation: Path) -> None:
     rest = EQUAL_STEPS + '[methods.fedavg]\n"study.rounds" = 3\n'
-    with pytest.raises(StudyError, match=r"\[methods.fedavg\] fixes 'study.rounds', which \[choose\] takes together"):
+    with pytest.raises(StudyError, match=r"\[methods.fedavg\] fixes 'study.rounds', which is chosen `together`"):
         check(load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg"]', rest)))
 
 
