@@ -98,7 +98,7 @@ def test_the_spool_holds_the_orders_under_way(federation: Path, tmp_path: Path) 
     (folder.path / "spool" / "ada.0.order").touch()
     engine.run(study, InProcess(study, folder.path), folder)
     assert [len(names) for names in seen] == [0, 1, 1, 1]
-    assert seen[1] != seen[2] == seen[3]  # a round is told when the next one's order is out, if there is one
+    assert seen[1] != seen[3]  # a round is told when the next one's order may be out: which of them is not promised
 
 
 class Few(Pool):
