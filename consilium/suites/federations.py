@@ -102,7 +102,8 @@ def _figures(suite: Suite, standings: Sequence[Standing], label: str) -> Iterato
         "The difference of the site means on the same cases, and its 95 % interval over cases (bootstrap in each site)."
     )
     papers = tuple(paper for paper in suite.papers if (paper.label, paper.about) == (label, "scores"))
-    yield FederationTable("difference", title, places, _lines(gaps), (note,), papers)
+    if gaps or papers:  # a suite of one row has nothing to compare
+        yield FederationTable("difference", title, places, _lines(gaps), (note,), papers)
 
 
 def _choices(suite: Suite, standings: Sequence[Standing]) -> Iterator[FederationTable]:

@@ -63,6 +63,15 @@ def test_methods_by_federations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert lines[0]["federations"]["data/west"]["value"] == pytest.approx(0.46)
 
 
+def test_one_row_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = suite_of_two(tmp_path, '[grid]\n"data.federation" = ["data/east", "data/west"]\n')
+    path.write_text(path.read_text().replace('["fedavg", "fedprox"]', '["fedavg"]'))
+    monkeypatch.setattr(running, "simulation", FakeRuns(scores, "accuracy"))
+    result = run_suite(path, tmp_path / "runs", workers=0)
+    assert [table.figure for table in result.federations] == ["best", "bmcta", "last"]
+
+
 def test_a_column_that_is_not_finished_is_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = suite_of_two(tmp_path, GRID)
