@@ -55,7 +55,7 @@ class Sent(NamedTuple):
     replies: Iterator[tuple[SiteName, Reply]]
 
 
-Events = Sequence[tuple[str, Mapping[str, Any]]]  # events of the journal to be: their names and facts
+Event = tuple[str, Mapping[str, Any]]  # of the journal to be: its name and facts
 
 
 class Collected(NamedTuple):
@@ -63,7 +63,7 @@ class Collected(NamedTuple):
 
     replies: Mapping[SiteName, Any]  # those to merge
     history: History
-    events: Events  # noted when the round is written
+    events: Sequence[Event]  # noted when the round is written
 
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
@@ -113,10 +113,7 @@ class _Run:
         ended = self.folder.last(self.method).merged if done > self._last_counting[1].index else {}
         self._say_hello(done)
         if state:
-            phase, round = self.line[done - 1]
-            told = {(event["round"], event["phase"]) for event in self.folder.events() if event["event"] == "round"}
-            if (round.number, phase.name) not in told:  # it was written, but this process died before it could say so
-                self._tell_round(phase, round, state.seconds)
+            self._make_up(*self.line[done - 1], state.seconds)
             best = self._score_if_due(*self.line[done - 1], server, merged, best)
         write: Callable[[], Any] | None = None
         for phase, round in self.line[done:]:
@@ -147,7 +144,7 @@ class _Run:
         server: Any,
         merged: Mapping[SiteName, int],
         history: History,
-        events: Events,
+        events: Sequence[Event],
     ) -> Any:
         """Make a round last; the server as it will be read again, so that the merged one's memory can go."""
         self.folder.notes(events)  # first: an event told twice counts once, one that is missing is missed
@@ -159,6 +156,12 @@ class _Run:
     def _tell_round(self, phase: Phase, round: Round, seconds: float) -> None:
         place = {"round": round.number, "phase": phase.name, "step": round.step + 1, "steps": round.total}
         self.folder.note("round", **place, seconds=seconds)
+
+    def _make_up(self, phase: Phase, round: Round, seconds: float) -> None:
+        """Tell of the last round if its state was written, but the process died before the journal had it."""
+        told = {(event["round"], event["phase"]) for event in self.folder.events() if event["event"] == "round"}
+        if (round.number, phase.name) not in told:
+            self._tell_round(phase, round, seconds)
 
     def _lap(self) -> float:
         """Seconds of this round: rounds overlap, so they count from the end of the one before."""
@@ -214,9 +217,8 @@ class _Run:
     def _collect(self, sent: Sent, server: Any, phase: Phase, round: Round, history: History) -> Collected:
         """Replies in; one that cannot be used is left out, said, and forgotten by its site."""
         place = {"round": round.number, "phase": phase.name}
-        events: list[tuple[str, Mapping[str, Any]]] = [
-            ("away", {**place, "site": name}) for name in self.roster if name not in sent.asked
-        ]
+        absent = [name for name in self.roster if name not in sent.asked]
+        events: list[Event] = [("away", {**place, "site": name}) for name in absent]
         came: dict[SiteName, tuple[Reply, Any | None, str]] = {}
         updates: dict[SiteName, Mapping[str, Update]] = {}
         for name, reply in sent.replies:
