@@ -18,10 +18,10 @@ _SMALL = 1 << 18  # bytes; below, a copy costs less than a system call of its ow
 Part = bytes | memoryview
 
 
-def write_parts(parts: Iterable[Part], path: Path, durable: bool = False, like: Path | None = None) -> int:
+def write_parts(parts: Iterable[Part], path: Path, durable: bool = False, rights: bool = False) -> int:
     """Write a file under a temporary name, then rename it; returns its size in bytes.
 
-    `durable` waits until it is on the disk. The file has the rights of `like`, where there is such a file.
+    `durable` waits until it is on the disk; `rights` gives it those of the file it replaces.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")  # see _DRAFT
     size = 0
@@ -31,8 +31,8 @@ def write_parts(parts: Iterable[Part], path: Path, durable: bool = False, like: 
                 size += _write_all(file.fileno(), part)
             if durable:
                 os.fsync(file.fileno())
-        if like is not None and like.exists():
-            shutil.copymode(like, draft)
+        if rights and path.exists():
+            shutil.copymode(path, draft)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -46,7 +46,7 @@ def write_bytes(data: Part, path: Path, durable: bool = False) -> None:
 
 def write_text(text: str, path: Path, encoding: str = "utf-8") -> None:
     """A text, with the rights of the file it replaces."""
-    write_parts([text.encode(encoding)], path, like=path)
+    write_parts([text.encode(encoding)], path, rights=True)
 
 
 def write_json(value: Any, path: Path, durable: bool = True) -> None:
