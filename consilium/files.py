@@ -1,4 +1,9 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all.
+
+`durable` means: after a power cut the file is there. Its bytes are on the disk before it gets its name, and the folder
+that holds the name is on the disk before the call returns. `private` means: only its owner can read it, whatever the
+umask is; files are 0600, folders 0700.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +25,17 @@ _SMALL = 1 << 18  # bytes; below, a copy costs less than a system call of its ow
 Part = bytes | memoryview
 
 
-def write_parts(parts: Iterable[Part], path: Path, durable: bool = False, rights: bool = False) -> int:
+def write_parts(
+    parts: Iterable[Part], path: Path, durable: bool = False, rights: bool = False, private: bool = False
+) -> int:
     """Write a file under a temporary name, then rename it; returns its size in bytes.
 
-    `durable` waits until it is on the disk; `rights` gives it those of the file it replaces.
+    `rights` gives it those of the file it replaces.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")  # see _DRAFT
     size = 0
     try:
-        with draft.open("wb", buffering=0) as file:
+        with _created(draft, private) as file:
             for part in _gathered(parts):
                 size += _write_all(file.fileno(), part)
             if durable:
@@ -34,24 +43,70 @@ def write_parts(parts: Iterable[Part], path: Path, durable: bool = False, rights
         if rights and path.exists():
             shutil.copymode(path, draft)
         draft.replace(path)
+        if durable:
+            sync_folder(path.parent)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
     return size
 
 
-def write_bytes(data: Part, path: Path, durable: bool = False) -> None:
-    write_parts([data], path, durable)
+def write_bytes(data: Part, path: Path, durable: bool = False, private: bool = False) -> None:
+    write_parts([data], path, durable, private=private)
 
 
-def write_text(text: str, path: Path, encoding: str = "utf-8") -> None:
+def write_text(text: str, path: Path, encoding: str = "utf-8", durable: bool = False) -> None:
     """A text, with the rights of the file it replaces."""
-    write_parts([text.encode(encoding)], path, rights=True)
+    write_parts([text.encode(encoding)], path, durable, rights=True)
 
 
-def write_json(value: Any, path: Path, durable: bool = True) -> None:
+def write_json(value: Any, path: Path, durable: bool = True, private: bool = False) -> None:
     text = json.dumps(value, indent=1, allow_nan=False)
-    write_bytes(text.encode() + b"\n", path, durable)
+    write_bytes(text.encode() + b"\n", path, durable, private)
+
+
+def append_lines(text: str, path: Path, durable: bool = False, private: bool = False) -> None:
+    """Add whole lines to a log. They start on a line of their own, even after one that a crash cut short."""
+    new = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o666)
+    try:
+        if private:
+            _restrict(descriptor, 0o600)
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        _write_all(descriptor, ("\n" if torn else "").encode() + text.encode())
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if durable and new:
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path, private: bool = False, durable: bool = False) -> None:
+    """Make a folder and the missing ones above it; a private one that exists is closed to others."""
+    if path.is_dir():
+        if private:
+            _close_folder(path)
+        return
+    if not path.parent.is_dir():
+        make_folder(path.parent, private, durable)
+    try:
+        path.mkdir(0o700 if private else 0o777)
+    except FileExistsError:
+        if not path.is_dir():  # another process may have been faster
+            raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk: a renamed file is safe only then."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> Any:
@@ -66,6 +121,25 @@ def sweep_drafts(folder: Path) -> None:
     for path in folder.rglob(".*"):
         if _DRAFT.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
+
+
+def _created(draft: Path, private: bool) -> FileIO:
+    """A new file to write to. One that a killed process left under this name may be open to others, so it goes."""
+    draft.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return FileIO(os.open(draft, flags, 0o600 if private else 0o666), "wb")
+
+
+def _restrict(descriptor: int, mode: int) -> None:
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) & ~mode:
+        os.fchmod(descriptor, mode)
+
+
+def _close_folder(path: Path) -> None:
+    """Others may not look into a folder of ours; one of another owner is as its owner wants it."""
+    found = path.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        path.chmod(0o700)
 
 
 def _gathered(parts: Iterable[Part]) -> Iterator[Part]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.errors import RunError
-from consilium.files import read_json, write_json
+from consilium.files import make_folder, read_json, write_json
 from consilium.tree import PacketError, message
 from consilium.weights import SiteName, Weights
 
@@ -26,9 +26,10 @@ class _Held:
 class Store:
     """A folder of weights, each in a file named by its content."""
 
-    def __init__(self, folder: Path, durable: bool = True) -> None:
+    def __init__(self, folder: Path, durable: bool = True, private: bool = False) -> None:
         self.folder = folder
         self.durable = durable  # on the disk, not only with the system, when `put` returns
+        self.private = private  # for the owner's eyes only
 
     def put(self, item: Any) -> Document:
         """Store a message; what is already there costs nothing."""
@@ -42,8 +43,8 @@ class Store:
     def _put(self, weights: Weights) -> str:
         path = self._path(weights.digest)
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            tree.write(tree.flatten(_Held(weights)), path, self.durable)
+            make_folder(self.folder, self.private, self.durable)
+            tree.write(tree.flatten(_Held(weights)), path, self.durable, self.private)
         return weights.digest
 
     def get(self, document: Document, kind: type[T]) -> T:
@@ -87,13 +88,13 @@ class _Stored:
 class MemoryShelf:
     """What one site remembers, by round, on its own disk.
 
-    A simulation does not wait for the disk: a killed process loses nothing either way, and after a power cut a memory
-    that is missing is noticed.
+    A hospital's is `durable` and `private`. A simulation does not wait for the disk: a killed process loses nothing
+    either way, and after a power cut a memory that is missing is noticed.
     """
 
-    def __init__(self, folder: Path, site: SiteName, durable: bool = False) -> None:
-        self.folder, self.site, self.durable = folder, site, durable
-        self._store = Store(folder / "store", durable)
+    def __init__(self, folder: Path, site: SiteName, durable: bool = False, private: bool = False) -> None:
+        self.folder, self.site, self.durable, self.private = folder, site, durable, private
+        self._store = Store(folder / "store", durable, private)
 
     def at(self, round: int, kind: type[T]) -> T | None:
         """The memory of exactly that round; None before the first."""
@@ -109,8 +110,8 @@ class MemoryShelf:
 
     def put(self, round: int, memory: Any, keep: Collection[int]) -> None:
         """Keep this round's memory and those named, which the server may ask for again; drop all others."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._store.put(memory), self._path(round), self.durable)
+        make_folder(self.folder, self.private, self.durable)
+        write_json(self._store.put(memory), self._path(round), self.durable, self.private)
         for other in self.rounds():
             if other != round and other not in keep:
                 self._path(other).unlink()

@@ -319,9 +319,9 @@ def _bytes(row: list[Tensor]) -> memoryview:
     return joined.view(torch.uint8).numpy().data
 
 
-def write(packet: Packet, path: Path, durable: bool = False) -> int:
+def write(packet: Packet, path: Path, durable: bool = False, private: bool = False) -> int:
     """Write a packet as a safetensors file that appears whole or not at all; returns its size in bytes."""
-    return write_parts(pieces(packet), path, durable)
+    return write_parts(pieces(packet), path, durable, private=private)
 
 
 class _Entry(NamedTuple):

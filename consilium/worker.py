@@ -17,7 +17,7 @@ from consilium.data.cases import Cases
 from consilium.data.site_folder import Federation
 from consilium.envelope import Envelope
 from consilium.errors import NotForOutsiders, StudyError
-from consilium.files import read_json, write_json
+from consilium.files import make_folder, read_json, write_json
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.method import Method
@@ -131,10 +131,11 @@ class Worker:
 
     def deliver(self, release: Packet, head: Envelope) -> None:
         """Store the release beside the memory it goes with, for use without the server."""
-        self.place.mkdir(parents=True, exist_ok=True)
-        tree.write(release, self.place / RELEASE, self.shelf.durable)
+        durable, private = self.shelf.durable, self.shelf.private
+        make_folder(self.place, private, durable)
+        tree.write(release, self.place / RELEASE, durable, private)
         facts = {"run": head.run, "method": head.method, "merged": head.merged.get(self.site.card.name, -1)}
-        write_json(facts, self.place / "release.json", self.shelf.durable)
+        write_json(facts, self.place / "release.json", durable, private)
 
     def released(self) -> Predictor:
         """What was delivered here, ready to use; the server is not asked."""
@@ -227,11 +228,14 @@ def open_worker(
     site: SiteName,
     roster: Roster,
     place: Path,
-    durable: bool = False,
+    hospital: bool = False,
     alias: Callable[[str], str] = str,
     secret: bytes = b"",
 ) -> Worker:
-    """A site with its data and `place`, its own folder for this run; of the federation it need know only itself."""
+    """A site with its data and `place`, its own folder for this run; of the federation it need know only itself.
+
+    At a `hospital` what it keeps is on the disk before it answers, and closed to other users.
+    """
     sources = members_of(study, federation) if site == POOLED else [site]
     arrays = tuple(open_arrays(study, federation, name) for name in sources)
     member = site in roster
@@ -242,7 +246,7 @@ def open_worker(
     return Worker(
         study.method,
         Site(card, roster, task, data, study.local, device, study.plan.seed),
-        MemoryShelf(place / "memory", site, durable),
+        MemoryShelf(place / "memory", site, durable=hospital, private=hospital),
         LocalNorm.of(task, study.local.batchnorm, site),
         member,
         outside=site in study.plan.leave_out,

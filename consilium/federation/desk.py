@@ -24,7 +24,7 @@ from consilium.data.site_folder import Federation
 from consilium.envelope import Envelope, card_from_json
 from consilium.errors import DataError, RunError, StudyError, WorkError
 from consilium.federation.hospital import Hospital
-from consilium.files import write_bytes
+from consilium.files import append_lines, make_folder, write_bytes
 from consilium.machine import peak_memory_mb, pick_device
 from consilium.scores import COLUMNS, write_rows
 from consilium.study import Study
@@ -87,7 +87,8 @@ class Desk:
             return {}, (",".join(COLUMNS) + "\n" + write_rows(worker.score(packet, head))).encode()
         if request["do"] == "deliver":
             worker.deliver(packet, head)
-            write_bytes(self._read()[0].to_toml().encode(), worker.place / "study.toml", durable=True)
+            text = self._read()[0].to_toml()
+            write_bytes(text.encode(), worker.place / "study.toml", durable=True, private=True)
             return {}, b""
         raise Refusal("foreign", f"nobody knows how to do '{request['do']}'")
 
@@ -107,9 +108,9 @@ class Desk:
     def _packet(self, request: Mapping[str, Any], body: Body) -> Packet:
         """What was sent, with what was left out because it is here; tensors stay in their files."""
         place = self.hospital.place(self._run)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place, private=True)
         path = place / "order.safetensors"
-        write_bytes(body, path)
+        write_bytes(body, path, private=True)
         here = {name: tensor for part in self._held.values() for name, tensor in part.items()}
         try:
             packet = held.completed(tree.read(path), request["tensors"], here)
@@ -168,7 +169,7 @@ class Desk:
     def _let_go(self, request: Mapping[str, Any], facts: Mapping[str, Any], body: bytes) -> None:
         """Write down what is about to leave; beyond the hospital's limits it does not."""
         log = self.hospital.place(self._run) / "left.jsonl"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent, private=True, durable=True)
         limits = self.hospital.limits
         if limits.message_bytes and len(body) > limits.message_bytes:
             raise Refusal("bytes", f"an answer of {len(body)} bytes")
@@ -188,16 +189,14 @@ class Desk:
             "sha256": digest,
             "facts": dict(facts),
         }
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_lines(json.dumps(line) + "\n", log, durable=True, private=True)  # before it leaves
 
     def _write_down(self, request: Mapping[str, Any], word: str) -> None:
         try:
             place = Path(self.hospital.memory)
-            place.mkdir(parents=True, exist_ok=True)
-            with (place / "errors.log").open("a", encoding="utf-8") as file:
-                what = f"{request.get('do')}, run {self._run or request.get('run')}: answered '{word}'"
-                file.write(f"{_now()} {what}\n{traceback.format_exc()}\n")
+            make_folder(place, private=True)
+            what = f"{request.get('do')}, run {self._run or request.get('run')}: answered '{word}'"
+            append_lines(f"{_now()} {what}\n{traceback.format_exc()}\n", place / "errors.log", private=True)
         except OSError:
             pass  # a full disk must not hide the first failure
 
@@ -230,9 +229,8 @@ def _word(error: Exception) -> str:
 def _key(path: Path) -> bytes:
     """The hospital's secret, made once and never sent."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(32), encoding="ascii")
+        make_folder(path.parent, private=True, durable=True)
+        write_bytes(secrets.token_hex(32).encode(), path, durable=True, private=True)
     return bytes.fromhex(path.read_text(encoding="ascii"))
 
 

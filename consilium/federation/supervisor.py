@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 from consilium import children
 from consilium.errors import DataError
 from consilium.federation.hospital import read_hospital
-from consilium.files import read_json, write_json
+from consilium.files import append_lines, make_folder, read_json, write_json
 
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
@@ -63,7 +63,7 @@ def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list
         settings = read_hospital(hospital)
         if settings.site != facts["name"]:
             raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
-        Path(settings.memory).mkdir(parents=True, exist_ok=True)
+        make_folder(Path(settings.memory), private=True)
     own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
     memory = children.PASSING_ON if kind == "server" else children.TRAINING
     return command(folder, kind, str(facts["name"])), {**children.environment(memory), **QUICK, **own}
@@ -99,9 +99,15 @@ def supervise(folder: Path, kind: str, hospital: Path | None = None) -> None:
 
 def start(folder: Path, arguments: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A participant's process in a session of its own: Ctrl-C is for the supervisor."""
+    append_lines("", folder / "process.log", private=True)
     with (folder / "process.log").open("ab") as log:
         return subprocess.Popen(
-            arguments, env=dict(variables), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            arguments,
+            env=dict(variables),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=0o077,  # NVIDIA FLARE writes files too
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -139,6 +140,27 @@ def test_everything_that_left_is_written_down(hospitals: dict[str, Hospital], fe
 
 
 # ------------------------------------------------------------------------------------ how much is sent
+
+
+def test_nothing_of_a_hospital_can_be_read_by_others(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """Whatever the umask: memory, release, key, order, study and the log of what left."""
+    before = os.umask(0)
+    try:
+        deploy(toy_study(federation, "apfl", study__rounds=1), hospitals, tmp_path / "runs")
+        Path(hospitals["bea"].memory).joinpath("errors.log").unlink(missing_ok=True)
+        desk = Desk(hospitals["bea"], "bea", "not a study")
+        assert desk.answer({"do": "card", "site": "bea", "run": "other"}, b"").error == "study"
+    finally:
+        os.umask(before)
+    place = Path(hospitals["bea"].memory)
+    found = {str(path.relative_to(place)): path for path in (place, *place.rglob("*"))}
+    wrong = {name: oct(path.stat().st_mode & 0o777) for name, path in found.items() if path.stat().st_mode & 0o077}
+    assert wrong == {}
+    names = {path.name for path in found.values()}
+    expected = {"key", "errors.log", "left.jsonl", "order.safetensors", "release.safetensors", "study.toml", "memory"}
+    assert expected <= names
 
 
 def test_a_core_nobody_updated_is_not_sent_again(
