@@ -34,6 +34,9 @@ def phantom(
     unlabelled: Annotated[
         int, typer.Option(min=0, help="Abdomen only: so many more training cases, without a mask.")
     ] = 0,
+    alike: Annotated[
+        float, typer.Option(help="Retina only: this share of each site's patients has its partner's camera, 0 to 0.5.")
+    ] = 0.0,
 ) -> None:
     """Write a synthetic federation as site folders.
 
@@ -42,7 +45,7 @@ def phantom(
     from consilium.data.phantoms import write_phantom
     from consilium.data.site_folder import read_federation
 
-    write_phantom(kind, to, cases, size, seed, sites, division, unlabelled)
+    write_phantom(kind, to, cases, size, seed, sites, division, unlabelled, alike)
     _say_sites(read_federation(to))
     typer.echo(str(to))
 

@@ -36,6 +36,7 @@ class Drawing:
             "seed": self.seed,
         }
         drawn |= {"division": self.phantom.division} if self.phantom.division else {}
+        drawn |= {"alike": self.phantom.alike} if self.phantom.alike else {}
         return {**drawn, "partition": self.scheme} if self.scheme else drawn
 
     @property
@@ -54,7 +55,8 @@ class Drawing:
         cases, size = self.phantom.cases or None, self.phantom.size or None
         if not self.scheme:
             division = self.phantom.division or None
-            write_phantom(self.phantom.kind, self.place, cases, size, self.seed, division=division)
+            alike = self.phantom.alike
+            write_phantom(self.phantom.kind, self.place, cases, size, self.seed, division=division, alike=alike)
         else:
             with tempfile.TemporaryDirectory() as aside:
                 whole = Path(aside) / "whole"

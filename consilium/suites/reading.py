@@ -71,6 +71,7 @@ class Phantom:
     size: int = 0  # pixels; 0: the kind's own
     seed: int = 0  # of the patients
     division: int = 0  # of the abdomen: who annotates which organ; 0: the first
+    alike: float = 0.0  # of the retina: the share of a site's patients behind its partner's camera
     each_seed: bool = False  # every seed of the suite draws its own patients, in <to>-s<seed>
     partitions: tuple[str, ...] = ()  # one site is drawn and cut into twelve, in <to>-<scheme>; a column for each
 
@@ -88,6 +89,8 @@ class Phantom:
             )
         if self.division and self.kind != "abdomen":
             raise StudyError(f"[phantom] division: sites of the {self.kind} phantom annotate everything; leave it out.")
+        if self.alike and self.kind != "retina":
+            raise StudyError(f"[phantom] alike: sites of the {self.kind} phantom share no cameras; leave it out.")
         refuse_twice(self.partitions, "[phantom] partitions")
         for scheme in self.partitions:
             if scheme not in SCHEMES:

@@ -16,7 +16,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from consilium.data.phantoms import tables, write_phantom
-from consilium.data.phantoms.retina import cases_per_site, render
+from consilium.data.phantoms.retina import borrows_camera, cases_per_site, render
+from consilium.data.phantoms.retina_sites import LOOKS, PARTNERS, with_camera_of
 from consilium.data.phantoms.tables import FIRST_INDEX
 from consilium.errors import DataError, StudyError
 
@@ -121,6 +122,59 @@ def test_sites_are_told_apart_after_normalisation(pictures: Pictures) -> None:
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     classifier.fit(np.concatenate([thumbnails(pictures[site][0]) for site in SITES]), np.repeat(SITES, CASES))
     assert classifier.score(thumbnails(np.stack(fresh)), np.repeat(SITES, 17)) >= 0.99
+
+
+# ------------------------------------------------------------------------------------------------ shared cameras
+
+ALIKE = 0.25
+
+
+def test_a_case_with_its_own_camera_is_the_same_in_a_federation_that_shares_cameras(pictures: Pictures) -> None:
+    """The first 20 cases of a site: those that change are those of patients behind the partner's camera."""
+    for site in ("drishti", "refuge"):
+        changed = [not np.array_equal(render(site, i, 64, 0, ALIKE)[0], pictures[site][0][i]) for i in range(12)]
+        patients = [0, 1, 2, 3, 4, 4, 6, 7, 8, 9, 10, 10]  # of six cases, the last is a fellow eye
+        assert changed == [borrows_camera(site, patient, 0, ALIKE) for patient in patients]
+        assert 0 < sum(changed) < 12
+
+
+def test_the_share_of_borrowed_cameras() -> None:
+    """Of 1000 patients per site; a larger share borrows in addition, never instead."""
+    for site in SITES:
+        some, more = ({i for i in range(1000) if borrows_camera(site, i, 0, share)} for share in (0.25, 0.5))
+        assert len(some) == pytest.approx(250, abs=45)
+        assert some < more
+        assert not any(borrows_camera(site, i, 0, 0.0) for i in range(1000))
+
+
+def test_patients_and_graders_stay_behind_a_borrowed_camera() -> None:
+    assert all(PARTNERS[PARTNERS[site]] == site != PARTNERS[site] for site in SITES)
+    mixed = with_camera_of(LOOKS["magrabia"], LOOKS["drishti"])
+    assert (mixed.melanin, mixed.cup, mixed.generous) == ((0.70, 0.12), (0.68, 0.07), 1.0)
+    assert (mixed.field, mixed.noise, mixed.disc) == ((0.400, 0.012), 0.030, (0.270, 0.020))
+
+
+def test_sites_that_share_cameras_cannot_be_told_apart_for_sure() -> None:
+    """40 cases per site to learn, 20 to name: about three of four, where all are right without shared cameras."""
+    learn, name = (
+        [render(site, first + i, 64, 0, ALIKE)[0] for site in SITES for i in range(n)]
+        for first, n in ((0, 40), (FIRST_INDEX["valid"], 20))
+    )
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=0.01))
+    classifier.fit(thumbnails(np.stack(learn)), np.repeat(SITES, 40))
+    assert 0.6 < classifier.score(thumbnails(np.stack(name)), np.repeat(SITES, 20)) < 0.85
+
+
+@pytest.mark.parametrize(
+    ("kind", "alike", "sentence"),
+    [
+        ("retina", 0.6, r"alike = 0\.6: it is a share of the patients, from 0 to 0\.5"),
+        ("prostate", 0.25, r"drawn of the retina only; leave out --alike for prostate"),
+    ],
+)
+def test_mistakes_about_shared_cameras(tmp_path: Path, kind: str, alike: float, sentence: str) -> None:
+    with pytest.raises(StudyError, match=sentence):
+        write_phantom(kind, tmp_path / "new", 18, 32, 0, alike=alike)
 
 
 def test_a_case_is_the_same_bytes_again(pictures: Pictures) -> None:

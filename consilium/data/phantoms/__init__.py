@@ -28,11 +28,12 @@ def write_phantom(
     sites: int | None = None,
     division: int | None = None,
     unlabelled: int = 0,
+    alike: float = 0.0,
 ) -> None:
     """Writes a synthetic federation, whole or not at all; `None` is the kind's own default.
 
     `sites`: how many, of digits. `division`: who annotates which organ, of the abdomen, and `unlabelled`: how many more
-    training cases without a mask.
+    training cases without a mask. `alike`: of the retina, the share of a site's patients behind its partner's camera.
     """
     if kind not in PHANTOMS:
         raise StudyError(f"there is no phantom '{kind}'; {nearest(kind, PHANTOMS)}")
@@ -42,7 +43,11 @@ def write_phantom(
         raise StudyError(f"--division says who annotates which organ of the abdomen; leave it out for {kind}.")
     if unlabelled and kind != "abdomen":
         raise StudyError(f"cases without a mask are drawn of the abdomen only; leave out --unlabelled for {kind}.")
+    if alike and kind != "retina":
+        raise StudyError(f"sites that share cameras are drawn of the retina only; leave out --alike for {kind}.")
     write = PHANTOMS[kind]
+    if alike:
+        write = partial(retina.write, alike=alike)
     if sites is not None:
         write = partial(digits.write, sites=sites)
     if kind == "abdomen":

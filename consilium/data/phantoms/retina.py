@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from consilium.data.phantoms import retina_eye
 from consilium.data.phantoms.retina_eye import Picture, drawn
-from consilium.data.phantoms.retina_sites import LOOKS, Look
+from consilium.data.phantoms.retina_sites import LOOKS, PARTNERS, Look, with_camera_of
 from consilium.data.phantoms.tables import (
     FIRST_INDEX,
     Federation,
@@ -23,6 +23,7 @@ from consilium.data.phantoms.tables import (
     write_federation,
     write_home,
 )
+from consilium.errors import StudyError
 
 SIZE = 256  # pixels
 SMALLEST, LARGEST = 16, 1024
@@ -33,18 +34,23 @@ FEDERATION = Federation(
 )
 
 
-def write(folder: Path, cases: int | None, size: int | None, seed: int) -> None:
-    """Writes the federation into an existing empty folder; `cases` counts all sites and splits."""
+def write(folder: Path, cases: int | None, size: int | None, seed: int, alike: float = 0.0) -> None:
+    """Writes the federation into an existing empty folder; `cases` counts all sites and splits.
+
+    `alike`: the share of every site's patients who are photographed with its partner's camera, 0 to 0.5.
+    """
+    if not 0 <= alike <= 0.5:
+        raise StudyError(f"alike = {alike}: it is a share of the patients, from 0 to 0.5.")
     size = checked(SIZE if size is None else size, SMALLEST, LARGEST, "pixels", seed)
     counts = cases_per_site(cases)
     write_federation(folder, FEDERATION)
     for site, look in LOOKS.items():
         rows = all_splits(site, counts[site], ".png", lambda index: _patient(index)[0])
-        write_home(folder / site, rows, partial(_save, site, size, seed), f"{look.source}; shows no real eye")
+        write_home(folder / site, rows, partial(_save, site, size, seed, alike), f"{look.source}; shows no real eye")
 
 
-def _save(site: str, size: int, seed: int, index: int, image: Path, label: Path | None) -> None:
-    photograph, mask = render(site, index, size, seed)
+def _save(site: str, size: int, seed: int, alike: float, index: int, image: Path, label: Path | None) -> None:
+    photograph, mask = render(site, index, size, seed, alike)
     Image.fromarray(photograph).save(image)
     if label is not None:
         Image.fromarray(mask).save(label)
@@ -55,10 +61,17 @@ def cases_per_site(cases: int | None = None) -> dict[str, dict[str, int]]:
     return scaled({site: look.sizes for site, look in LOOKS.items()}, cases)
 
 
-def render(site: str, index: int, size: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The photograph (size, size, 3) and the mask (size, size; 1 rim, 2 cup) of one case; the size changes no eye."""
-    look = LOOKS[site]
+def render(
+    site: str, index: int, size: int, seed: int, alike: float = 0.0
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The photograph (size, size, 3) and the mask (size, size; 1 rim, 2 cup) of one case; the size changes no eye.
+
+    A case with the site's own camera is the same for every `alike`.
+    """
     patient, fellow = _patient(index)
+    look = LOOKS[site]
+    if borrows_camera(site, patient, seed, alike):
+        look = with_camera_of(LOOKS[PARTNERS[site]], look)
     shared, own, camera, pixels = (
         np.random.default_rng([seed, list(LOOKS).index(site), number, purpose])
         for purpose, number in enumerate((patient, index, index, index))
@@ -66,6 +79,12 @@ def render(site: str, index: int, size: int, seed: int) -> tuple[NDArray[np.uint
     eye = retina_eye.draw_eye(look, shared, own, fellow)
     image = _photograph(retina_eye.light(eye, look, size), look, eye.temple, camera, pixels)
     return image, retina_eye.mask(eye, look, size)
+
+
+def borrows_camera(site: str, patient: int, seed: int, alike: float) -> bool:
+    """Whether a patient is photographed with the partner site's camera; both eyes are, and a larger share adds more."""
+    draw = np.random.default_rng([seed, list(LOOKS).index(site), patient, 4])  # 0 to 3 are the eye's and the picture's
+    return bool(draw.random() < alike)
 
 
 def _patient(index: int) -> tuple[int, bool]:

@@ -5,7 +5,7 @@ Each spread is (mean, standard deviation) over cases. Lengths are shares of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Spread = tuple[float, float]
 Colour = tuple[float, float, float]
@@ -224,3 +224,20 @@ LOOKS: dict[str, Look] = {
         generous=1.02,
     ),
 }
+
+# with `alike`: a share of a site's patients is photographed with a camera like its partner's, in both directions
+PARTNERS = {
+    "drishti": "magrabia",
+    "magrabia": "drishti",
+    "binrushed": "messidor",
+    "messidor": "binrushed",
+    "rimone": "refuge",
+    "refuge": "rimone",
+}
+# patients and graders stay the site's own; magnification, aim, field, light and sensor come with the camera
+_OWN = ("source", "sizes", "cup", "melanin", "choroid", "atrophy", "edge", "generous")
+
+
+def with_camera_of(partner: Look, look: Look) -> Look:
+    """A site's patients and graders behind another site's camera."""
+    return replace(partner, **{name: getattr(look, name) for name in _OWN})
