@@ -1,7 +1,9 @@
-"""A body travels in parts: whatever its size, neither side has more than a few parts of it in memory at once."""
+"""A body travels in parts, in order: the receiver never holds more bytes than have arrived."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +36,52 @@ def is_part(message: Shareable, room: int) -> bool:
     at, of, body = message.get("at"), message.get("of"), message.get("body")
     whole = isinstance(at, int) and isinstance(of, int) and isinstance(body, bytes)
     return whole and 0 <= at <= of <= room and len(body) == min(PART, of - at)
+
+
+def follows(message: Shareable, have: int) -> bool | None:
+    """Whether a part continues a body of which `have` bytes are there; None for a part that is there already."""
+    at, end = message["at"], message["at"] + len(message["body"])
+    if at == have and (message["body"] or not have):
+        return True
+    return None if end <= have else False
+
+
+class Assembly:
+    """The order that is arriving at a site; the server asks one thing at a time, so a new one frees an abandoned one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # a repeated part may come while the first is being taken
+        self._name = ""
+        self._body = bytearray()
+        self._taken: deque[str] = deque(maxlen=64)  # whole orders: their parts may be repeated
+
+    def take(self, name: str, message: Shareable) -> tuple[bool, Body | None]:
+        """Whether the part is held, and the whole body once the last part is in."""
+        with self._lock:
+            return self._take(name, message)
+
+    def _take(self, name: str, message: Shareable) -> tuple[bool, Body | None]:
+        if name in self._taken:
+            return True, None
+        if name != self._name:
+            if message["at"] != 0:
+                return False, None  # the rest of an order that was given up
+            self._name, self._body = name, bytearray()
+        following = follows(message, len(self._body))
+        if following is False:
+            return False, None
+        if following:
+            self._body += message["body"]
+        if len(self._body) < message["of"]:
+            return True, None
+        whole = memoryview(self._body)
+        self._taken.append(name)
+        self._name, self._body = "", bytearray()
+        return True, whole
+
+    def held(self) -> int:
+        """Bytes of the order that is arriving."""
+        return len(self._body)
 
 
 def confirmed(replies: Any, name: str) -> bool:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from nvflare.apis.signal import Signal
 
 from consilium import engine
 from consilium.errors import UserError, WorkError
-from consilium.federation.parts import confirmed, cut, is_part
+from consilium.federation.parts import confirmed, cut, follows, is_part
 from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
 from consilium.files import write_json
 from consilium.run_folder import RunFolder
@@ -44,6 +45,7 @@ class _Order:
     room: int
     path: Path
     done: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # a part may come twice at the same time
     answer: Answer = field(default_factory=lambda: Answer({}, error="late"))
     failure: OSError | None = None
 
@@ -60,7 +62,7 @@ class _Line:
         self._abort, self._spool = abort, spool
         self._returned = returned_folder(kit, fl_ctx.get_job_id())
         self._orders: dict[str, _Order] = {}
-        self._answered: set[str] = set()
+        self._answered: deque[str] = deque(maxlen=1024)  # whose confirmation may have been lost
         self._up: set[SiteName] = set()
         self._silent: set[SiteName] = set()  # did not answer the last time
         self._dropped: list[tuple[SiteName, str]] = []
@@ -114,25 +116,32 @@ class _Line:
         elif order is None or order.site != sender:
             self._dropped.append((sender, "an answer nobody waits for any more"))
         else:
-            self._take(name, order, request)
+            with order.lock:
+                held = name in self._answered or self._take(name, order, request)
+            return make_reply(ReturnCode.OK if held else ReturnCode.BAD_REQUEST_DATA)
         return make_reply(ReturnCode.OK)
 
-    def _take(self, name: str, order: _Order, message: Shareable) -> None:
+    def _take(self, name: str, order: _Order, message: Shareable) -> bool:
+        """Whether a part of an answer is held; parts come in order, and the file grows with them."""
         if not is_part(message, order.room):
             order.answer = Answer({}, error="size" if is_part(message, sys.maxsize) else "damaged")
         else:
             try:
-                with order.path.open("r+b" if order.path.exists() else "wb") as file:
-                    file.seek(message["at"])
-                    file.write(message["body"])
+                with order.path.open("ab") as file:
+                    following = follows(message, file.tell())
+                    if following is False:
+                        return False
+                    if following:
+                        file.write(message["body"])
             except OSError as error:
                 order.failure = error
             else:
                 if "facts" not in message:  # there is more to come
-                    return
+                    return True
                 order.answer = _read(message, mapped(order.path))
-        self._answered.add(name)
+        self._answered.append(name)
         order.done.set()
+        return True
 
     def here(self) -> set[SiteName]:
         return {client.name for client in self._engine.get_clients()}

@@ -20,7 +20,7 @@ from nvflare.apis.signal import Signal
 
 from consilium.federation.desk import Desk
 from consilium.federation.hospital import hospital_path, read_hospital
-from consilium.federation.parts import confirmed, cut, is_part
+from consilium.federation.parts import Assembly, confirmed, cut, is_part
 from consilium.wires.flare import ANSWER, ORDER, Body, patience
 
 
@@ -34,8 +34,7 @@ class SiteJob(Executor):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._orders: queue.Queue[tuple[dict[str, Any], Body]] = queue.Queue()
-        self._parts: dict[str, bytearray] = {}  # of the orders that are arriving
-        self._taken: set[str] = set()
+        self._arriving = Assembly()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
@@ -47,12 +46,12 @@ class SiteJob(Executor):  # type: ignore[misc]
 
     def _take(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         order = request.get("order")
-        if order and order not in self._taken and is_part(request, sys.maxsize):
-            whole = self._parts.setdefault(order, bytearray(request["of"]))
-            whole[request["at"] : request["at"] + len(request["body"])] = request["body"]
-            if "request" in request:
-                self._taken.add(order)
-                self._orders.put((json.loads(request["request"]), memoryview(self._parts.pop(order))))
+        if order and is_part(request, sys.maxsize):
+            held, whole = self._arriving.take(order, request)
+            if not held:
+                return make_reply(ReturnCode.BAD_REQUEST_DATA)
+            if whole is not None:
+                self._orders.put((json.loads(request["request"]), whole))
         return make_reply(ReturnCode.OK)
 
     def _work(self, desk: Desk, engine: Any) -> None:
