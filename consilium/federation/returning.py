@@ -10,12 +10,13 @@ from pathlib import Path
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import SystemComponents
+from nvflare.apis.fl_constant import RunProcessKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.utils.job_utils import get_event_job_id
 
 from consilium.federation.places import again_mark, returned_folder
+from consilium.files import read_json
 
 KEPT = (
     *(JobMetaKey.JOB_NAME, JobMetaKey.JOB_FOLDER_NAME, JobMetaKey.DEPLOY_MAP, JobMetaKey.RESOURCE_SPEC),
@@ -35,11 +36,19 @@ class Returning(FLComponent):  # type: ignore[misc]
             self._over(str(get_event_job_id(fl_ctx)), fl_ctx)
 
     def _came(self, fl_ctx: FLContext) -> None:
-        """A site that registers has no process in any job that runs now."""
+        """A site that registered after a job began has no process in it.
+
+        What the message says of its sender is not used: FLARE sends this event also for registrations it refused. The
+        server's own list holds only clients whose certificate was checked, each under a new token.
+        """
         engine = fl_ctx.get_engine()
-        name = fl_ctx.get_peer_context().get_identity_name()
-        for job in list(engine.run_processes):
-            (returned_folder(_kit(fl_ctx), job) / name).touch()
+        kit = _kit(fl_ctx)
+        sites = set(read_json(kit / "consilium.json")["sites"])
+        for job, process in list(engine.run_processes.items()):
+            started = process.get(RunProcessKey.PARTICIPANTS) or {}
+            for token, client in list(engine.client_manager.clients.items()):
+                if token not in started and client.name in sites:
+                    (returned_folder(kit, job) / client.name).touch()
 
     def _over(self, job: str, fl_ctx: FLContext) -> None:
         mark = again_mark(_kit(fl_ctx), job)
