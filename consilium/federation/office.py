@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import logging
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from consilium.errors import RunError, StudyError, WorkError
+from consilium.federation.downloads import copy_plain, guard_downloads, inside
 from consilium.federation.project import OFFICE
 from consilium.federation.supervisor import kit_of
 from consilium.files import read_json
@@ -156,10 +156,10 @@ class Office:
         """The run folder of a job that is over."""
         with self._results(job) as found:
             outcome = read_json(found / "outcome.json")
-            if not (found / outcome["run"]).is_dir():
+            if not inside(found, outcome["run"]).is_dir():
                 raise RunError(f"job {job} left no run folder: {outcome['said'] or outcome['state']}")
-            target = runs / str(outcome["run"])
-            shutil.copytree(found / outcome["run"], target, dirs_exist_ok=True)
+            target = inside(runs, outcome["run"])
+            copy_plain(found / outcome["run"], target)
         return target
 
     @contextlib.contextmanager
@@ -194,6 +194,7 @@ def open_office(kit: Path, seconds: float = 10.0) -> Iterator[Office]:
     """Log in with the office's kit."""
     facts = kit_of(kit, "office")
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+    guard_downloads()
     session = _log_in(kit, seconds)
     try:
         yield Office(session, tuple(facts["sites"]))
