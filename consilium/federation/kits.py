@@ -26,6 +26,7 @@ from nvflare.lighter.provisioner import Provisioner
 
 from consilium.errors import DataError, WorkError
 from consilium.federation.project import OFFICE, Project
+from consilium.federation.readme import write_readme
 from consilium.files import write_json
 
 ALLOWED = ["consilium.federation"]  # the only classes a job may name
@@ -79,6 +80,7 @@ def make_kits(project: Project, to: Path) -> dict[str, Path]:
 def _settle(kit: Path, name: str, project: Project) -> None:
     """Our settings in place of the defaults."""
     write_json({"project": project.name, "name": name, "sites": list(project.sites)}, kit / "consilium.json")
+    write_readme(kit, name)
     kit.chmod(0o700)
     if name == "office":
         return

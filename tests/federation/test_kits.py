@@ -30,6 +30,17 @@ def test_names_that_cannot_work_are_refused(sites: tuple[str, ...], why: str) ->
         Project("eyes", "localhost", 8002, sites)
 
 
+def test_a_kits_readme_names_our_own_start(tmp_path: Path) -> None:
+    """NVIDIA FLARE's says to run start.sh, which knows nothing of hospital.toml."""
+    kits = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
+    starts = {"server": "federation server server", "office": "federation submit", "ada": "federation site ada"}
+    for name, start in starts.items():
+        texts = [path.read_text() for path in kits[name].rglob("readme*")]
+        assert len(texts) == 1
+        assert f"consilium {start}" in texts[0]
+        assert ".sh" not in texts[0]
+
+
 def test_kits_send_no_logs_and_run_only_this_package(tmp_path: Path) -> None:
     kits = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
     site = json.loads((kits["ada"] / "local/resources.json").read_text())

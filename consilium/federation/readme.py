@@ -1,0 +1,43 @@
+"""The readme of a kit: how its owner starts it. NVIDIA FLARE's own names scripts that would go around our settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_TEXTS = {
+    "server": """\
+The kit of the federation's server.
+
+Start it, and keep it running, with
+
+    consilium federation server {kit}
+
+""",
+    "office": """\
+The kit of the office, which submits studies and fetches results:
+
+    consilium federation status --kit {kit}
+    consilium federation submit STUDY.toml --kit {kit}
+
+""",
+    "site": """\
+The kit of site '{name}'.
+
+Write this hospital's own settings, edit them, then start the site and keep it running:
+
+    consilium federation site {kit} --hospital hospital.toml --example
+    consilium federation site {kit} --hospital hospital.toml
+
+""",
+}
+_END = """\
+Do not use the scripts in `startup/`: NVIDIA FLARE made them, and what they start does not know this project's rules.
+The `.key` file is private. Whoever has it can act as '{name}'.
+"""
+
+
+def write_readme(kit: Path, name: str) -> None:
+    """Replace the readme of a kit that was just made; `name` is `server`, `office` or the site's."""
+    text = _TEXTS.get(name, _TEXTS["site"]) + _END
+    (kit / "startup" / "readme.txt").unlink(missing_ok=True)
+    (kit / "readme.txt").write_text(text.format(kit=kit.name, name=name), encoding="utf-8")
