@@ -252,7 +252,7 @@ def _located(data: Source, beside: Path | None) -> Source:
     raise StudyError(
         f"[data] federation = {data.federation!r}: there is no such folder here"
         f"{f' or beside the study in {beside}' if beside and beside.name else ''}. Make one with "
-        f"`consilium phantom retina --to {data.federation}`, or name yours."
+        f"`consilium phantom retina --to {data.federation}`, or name yours; an office without data writes [facts]."
     )
 
 

@@ -163,12 +163,19 @@ def forecast(
     changes: Changes = None,
     mbit: Annotated[float, typer.Option(min=0.01, help="The link of one site, in megabits per second.")] = 100.0,
     sites: Annotated[int | None, typer.Option(min=1, help="How many sites; by default the study's.")] = None,
+    kit: Kit = OFFICE,
 ) -> None:
-    """Say what a study will send: bytes per round and site, and how long that takes."""
+    """Say what a study will send: bytes per round and site, and how long that takes.
+
+    Neither data nor server are needed. Where the data are not, the study has its [facts], and the sites are the kit's.
+    """
     from consilium.federation.forecasting import forecast_study
+    from consilium.files import read_json
     from consilium.study import load_study
 
-    for line in forecast_study(load_study(study, changes or []), sites).lines(mbit):
+    facts = kit / "consilium.json"
+    known = read_json(facts)["sites"] if facts.is_file() else ()
+    for line in forecast_study(load_study(study, changes or []), sites, known).lines(mbit):
         typer.echo(line)
 
 

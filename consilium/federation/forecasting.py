@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,13 +71,18 @@ class Forecast:
         )
 
 
-def forecast_study(study: Study, sites: int | None = None) -> Forecast:
+def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] = ()) -> Forecast:
     """Bytes as the journal counts them, for a site that is there in every round.
+
+    Args:
+        study: with `[facts]` where its data are not at hand.
+        sites: how many; by default those the study names, those of its federation's folder, or `known`.
+        known: the sites of a consortium, by name.
 
     The server is taken through the first and the last round of every phase, with replies of nothing but ones: then
     it has what it sends only once, and knows who got it.
     """
-    roster = roster_of(study, sites)
+    roster = roster_of(study, sites, known)
     name, card = next(iter(roster.items()))
     method, task = study.method, study.task
     server = method.start(task, roster)
@@ -130,18 +136,24 @@ def _ones(part: Any) -> Any:
     return 1 if type(part) is int else part
 
 
-def roster_of(study: Study, sites: int | None = None) -> Roster:
+def roster_of(study: Study, sites: int | None = None, known: Sequence[str] = ()) -> Roster:
     """The sites of a study by name, or so many of them, with made-up numbers of cases."""
-    names = tuple(study.plan.sites) or _names(study, sites)
+    names = tuple(study.plan.sites) or _names(study, sites, known)
     return {name: SiteCard(name, i, 100, study.facts.labels) for i, name in enumerate(sorted(names))}
 
 
-def _names(study: Study, sites: int | None) -> tuple[str, ...]:
-    if sites is None and not study.data.federation:
-        raise StudyError("the study names neither its sites nor a folder of them; say how many with --sites.")
-    if sites is None:
-        return tuple(name for name in study.federation().sites if name not in study.plan.leave_out)
-    return tuple(f"site{i}" for i in range(sites))
+def _names(study: Study, sites: int | None, known: Sequence[str]) -> tuple[str, ...]:
+    if sites is not None:
+        return tuple(f"site{i}" for i in range(sites))
+    here = bool(study.data.federation) and Path(study.data.federation).is_dir()
+    names = study.federation().sites if here else known
+    members = tuple(name for name in names if name not in study.plan.leave_out)
+    if not members:
+        raise StudyError(
+            "the study names no sites, and neither a folder of them nor the office's kit is here; say how many with "
+            "--sites, or name the kit with --kit."
+        )
+    return members
 
 
 def size_text(count: int) -> str:

@@ -214,6 +214,26 @@ def test_a_forecast_without_data_asks_how_many_sites() -> None:
     assert forecast_study(study, 3).sites == 3
 
 
+def test_an_office_without_data_forecasts_for_the_sites_of_its_kit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's command: the study names a folder of data that is not here, and has its facts."""
+    from typer.testing import CliRunner
+
+    from consilium.cli.main import app
+
+    (tmp_path / "kits/office").mkdir(parents=True)
+    (tmp_path / "kits/office/consilium.json").write_text('{"name": "office", "sites": ["ada", "bea", "cid", "dan"]}')
+    (tmp_path / "study.toml").write_text(
+        '[data]\nfederation = "data/retina"\n[method]\nname = "fedsm"\n[study]\nrounds = 2\n'
+        '[facts]\ntask = "segmentation"\nlabels = ["disc"]\ndimensions = 2\nchannels = 3\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["federation", "forecast", "study.toml", "--mbit", "100"])
+    assert done.exit_code == 0, done.output
+    assert "the server carries 4 times as much" in done.output
+
+
 def test_a_forecast_says_alike_rounds_once(federation: Path) -> None:
     """Round 10 has a digit more than round 9 in its header."""
     lines = list(forecast_study(toy_study(federation, study__rounds=12)).lines(100))
