@@ -47,7 +47,7 @@ def follows(message: Shareable, have: int) -> bool | None:
 
 
 class Assembly:
-    """The order that is arriving at a site; the server asks one thing at a time, so a new one frees an abandoned one."""
+    """The order that is arriving at a site; the server asks one thing at a time, so a new one frees the old."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a repeated part may come while the first is being taken
