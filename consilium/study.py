@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from consilium.data.check import check
-from consilium.data.preprocess import Preprocess
+from consilium.data.preprocess import Preprocess, told
 from consilium.data.site_folder import Federation, read_federation, refuse
 from consilium.errors import DataError, StudyError
 from consilium.fields import fill, nearest, plain, to_toml
@@ -128,7 +128,9 @@ class Study:
     @property
     def hash(self) -> str:
         """Eight characters that differ when anything that decides the run differs."""
-        return hashlib.sha256(json.dumps(self.tables(), sort_keys=True).encode()).hexdigest()[:8]
+        tables = self.tables()
+        tables["preprocess"] = told(tables["preprocess"])
+        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The complete study as TOML tables, every default written out."""
@@ -212,7 +214,7 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
         data = _located(fill(Source, tables.get("data", {}), "data"), beside)
     facts = fill(Facts, tables["facts"], "facts") if "facts" in tables else _facts(data)
     name, method = _method(tables.get("method", {}))
-    preprocess = fill(Preprocess, tables.get("preprocess", {}), "preprocess")
+    preprocess = fill(Preprocess, _oriented(tables, facts), "preprocess")
     if preprocess.slices and (facts.dimensions != 3 or facts.task != "segmentation"):
         raise StudyError(f"[preprocess] slices = '{preprocess.slices}' is for segmentation of volumes.")
     seen = _seen(facts, preprocess)
@@ -235,6 +237,21 @@ def _spelled_out(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """`firewall = "refuse"` is `firewall = {mode = "refuse"}`."""
     firewall = table.get("firewall")
     return {**table, "firewall": {"mode": firewall}} if isinstance(firewall, str) else table
+
+
+def _oriented(tables: Mapping[str, Any], facts: Facts) -> Mapping[str, Any]:
+    """[preprocess] with the orientation that a missing key means.
+
+    Pictures are used as they are stored. So are the volumes of a run of 0.1, which had no such key: a run's own study
+    (it has [facts]) is complete, so only those lack it.
+    """
+    table = tables.get("preprocess", {})
+    if facts.dimensions == 2 and table.get("orientation"):
+        raise StudyError(
+            f"[preprocess] orientation = {table['orientation']!r} is for volumes; leave it out for pictures."
+        )
+    as_stored = facts.dimensions == 2 or "facts" in tables
+    return {"orientation": "", **table} if as_stored else table
 
 
 def _seen(facts: Facts, preprocess: Preprocess) -> Facts:

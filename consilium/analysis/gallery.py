@@ -82,7 +82,7 @@ def counts(run: OpenRun) -> Counts:
 
 def _count(arrays: SiteArrays, split: str, dimensions: int) -> Count:
     places = arrays.indices(split, unlabelled=True)
-    slices = sum(arrays.undo(i).original[0] for i in places) if dimensions == 3 else None
+    slices = sum(arrays.undo(i).oriented[0] for i in places) if dimensions == 3 else None
     return Count(len(places), slices)
 
 

@@ -272,7 +272,7 @@ def _build(federation: Federation, site: SiteFolder, how: Preprocess, folder: Pa
     entries = []
     with (folder / "images.bin").open("wb") as images, (folder / "masks.bin").open("wb") as masks:
         for case in site.cases:
-            seen = examine(federation, site.name, case.name, case.image, case.label)
+            seen = examine(federation, site.name, case.name, case.image, case.label, bool(how.orientation))
             faults += seen.faults
             if seen.faults or seen.image is None:
                 continue

@@ -18,6 +18,7 @@ from consilium.data.case_table import read_table, write_table
 from consilium.data.formats import ImageError, ItkGeometry, NiftiGeometry, stack_of
 from consilium.data.images import Picture, files_of, orientation, read_image, read_mask
 from consilium.data.new_folder import new_folder
+from consilium.data.orientation import axes_to_same_grid, turned
 from consilium.data.preprocess import shape_text
 from consilium.data.site_folder import (
     SPLITS,
@@ -111,9 +112,17 @@ def blame(federation: Federation, site: str, case: str, file: Path, sentence: st
 
 
 def examine(
-    federation: Federation, site: str, case: str, image_file: Path | None, label: Path | str | None
+    federation: Federation,
+    site: str,
+    case: str,
+    image_file: Path | None,
+    label: Path | str | None,
+    orient: bool = True,
 ) -> Examined:
-    """Reads a case's image and mask, where given, and compares them with each other and with the labels."""
+    """Reads a case's image and mask, where given, and compares them with each other and with the labels.
+
+    `orient`: a mask stored in another orientation comes back in that of its image, if both headers then agree.
+    """
     faults: list[Fault] = []
     image = mask = None
     values: tuple[int, ...] = ()
@@ -125,6 +134,7 @@ def examine(
     if isinstance(label, Path):
         try:
             mask = read_mask(label, federation.dimensions)
+            mask = _oriented(mask, image) if orient and image is not None else mask
             values = _values(mask.array)
             sentences = _mask_faults(image, mask, values, federation.labels)
         except ImageError as error:
@@ -168,6 +178,13 @@ def file_hash(path: Path) -> str:
         with part.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
+
+
+def _oriented(mask: Picture, image: Picture) -> Picture:
+    axes = axes_to_same_grid(mask.geometry, image.geometry)
+    if not axes:
+        return mask
+    return replace(mask, array=turned(mask.array, axes), spacing=image.spacing, geometry=image.geometry)
 
 
 def _values(mask: NDArray[Any]) -> tuple[int, ...]:
@@ -286,7 +303,14 @@ def _difference_notes(facts: list[_Facts]) -> list[str]:
         notes.append(f"images have {len(spacings)} spacings ({some} mm, …); a study may set [preprocess] spacing.")
     turns = sorted({fact.orientation for fact in facts} - {""})
     if len(turns) > 1:
-        notes.append(f"volumes are stored in different directions ({', '.join(turns)}); store them in one.")
+        notes.append(
+            f"volumes are stored in {len(turns)} orientations ({', '.join(turns)}); a study brings them to one."
+        )
+    if turns and (unsaid := [f"{fact.site}/{fact.case.name}" for fact in facts if not fact.orientation]):
+        notes.append(
+            f"{_count(len(unsaid), 'volume')} whose file does not say its orientation: {_some(unsaid)}; it must be the "
+            "study's."
+        )
     if moved := [f"{fact.site}/{fact.case.name}" for fact in facts if not fact.placed]:
         notes.append(f"{_count(len(moved), 'mask')} in another place than the image, by its header: {_some(moved)}.")
     return notes

@@ -36,6 +36,7 @@ from consilium.data.formats import (
     write_nifti,
     write_pillow,
 )
+from consilium.data.orientation import orientation_of
 from consilium.errors import DataError, UserError
 
 
@@ -163,16 +164,7 @@ def _series(path: Path) -> tuple[Path, ...]:
 
 def orientation(picture: Picture) -> str:
     """The direction of each file axis, such as "LPS" (towards left, posterior, superior), or "" if unknown."""
-    if isinstance(picture.geometry, NiftiGeometry):
-        from nibabel.orientations import aff2axcodes
-
-        return "".join(str(code) for code in aff2axcodes(picture.geometry.affine))
-    if isinstance(picture.geometry, ItkGeometry) and len(picture.geometry.direction) == 9:
-        import SimpleITK
-
-        filter_ = SimpleITK.DICOMOrientImageFilter
-        return str(filter_.GetOrientationFromDirectionCosines(picture.geometry.direction))
-    return ""
+    return orientation_of(picture.geometry)
 
 
 def _decode(path: Path, dimensions: int, channels: int, mask: bool) -> Raw:

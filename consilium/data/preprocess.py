@@ -1,7 +1,7 @@
 """What is done to every image once, and undone for every prediction.
 
-The order: resample to a spacing, crop, clip to a window, normalise, resize. Geometry is kept in an `Undo`, so masks
-go the same way and predictions come back to the picture's own grid.
+The order: bring a volume to one orientation, resample to a spacing, crop, clip to a window, normalise, resize. Geometry
+is kept in an `Undo`, so masks go the same way and predictions come back to the picture's own grid.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,18 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.formats import ImageError
-from consilium.data.images import Picture
+from consilium.data.images import Picture, orientation
+from consilium.data.orientation import CODES, Axes, axes_between, reordered, turned, turned_back
 from consilium.errors import StudyError
 
 VERSION = 1  # raise it whenever the same settings give other numbers: old caches are then rebuilt
 MARGIN = 4  # voxels kept around the foreground
 CROPS = ("none", "foreground")
+_SINCE_0_1 = {"orientation": ""}  # keys that 0.1 did not have, with the values that say what it did
 NORMALISATIONS = ("unit", "zscore", "none")
 
 
 @dataclass(frozen=True)
 class Preprocess:
     """The [preprocess] table of a study. Axes are (row, column), or (z, y, x) in a volume."""
+
+    orientation: str = "RAS"  # volumes are brought to it and predictions back; "": as they are stored
 
     size: tuple[int, ...] = ()  # resize to this; empty keeps the size
     spacing: tuple[float, ...] = ()  # resample volumes to this, in mm; empty keeps the spacing
@@ -47,6 +51,13 @@ class Preprocess:
                 raise StudyError(f"[preprocess] {key} is {list(values)}; give 2 or 3 numbers above zero.")
         if self.window and (len(self.window) != 2 or self.window[0] >= self.window[1]):
             raise StudyError(f"[preprocess] window is {list(self.window)}; give a low and a higher number.")
+        if self.orientation not in ("", *CODES):
+            told = 'give the direction of x, y and z in letters of R L, A P and S I, such as "RAS" or "LPS", or ""'
+            raise StudyError(f"[preprocess] orientation is {self.orientation!r}; {told} for as stored.")
+        if self.slices and self.orientation and self.orientation[2] not in "SI":
+            raise StudyError(
+                f"[preprocess] orientation = {self.orientation!r} has no axial slices along z; end it with S or I."
+            )
         for key, word, words in (
             ("crop", self.crop, CROPS),
             ("normalise", self.normalise, NORMALISATIONS),
@@ -60,10 +71,16 @@ class Preprocess:
 class Undo:
     """The spatial shapes a picture went through; enough to send masks forward and predictions back."""
 
-    original: tuple[int, ...]
+    original: tuple[int, ...]  # as stored
     resampled: tuple[int, ...]
     box: tuple[tuple[int, int], ...]  # first and last + 1 of each axis, in the resampled grid
     final: tuple[int, ...]
+    axes: Axes = ()  # how the stored axes were turned before all else; (): not at all
+
+    @property
+    def oriented(self) -> tuple[int, ...]:
+        """The stored shape with its axes in the order of the study."""
+        return reordered(self.original, self.axes)
 
     @property
     def cropped(self) -> tuple[int, ...]:
@@ -71,7 +88,8 @@ class Undo:
 
     def spacing(self, original: Sequence[float]) -> tuple[float, ...]:
         """The size of a preprocessed voxel, from that of the picture's own."""
-        sides = zip(original, self.original, self.resampled, self.cropped, self.final, strict=True)
+        oriented = reordered(tuple(original), self.axes)
+        sides = zip(oriented, self.oriented, self.resampled, self.cropped, self.final, strict=True)
         return tuple(old * n / resampled * cropped / final for old, n, resampled, cropped, final in sides)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,11 +98,16 @@ class Undo:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Undo:
         box = tuple((int(start), int(stop)) for start, stop in facts["box"])
-        return cls(tuple(facts["original"]), tuple(facts["resampled"]), box, tuple(facts["final"]))
+        axes = tuple(facts.get("axes", ()))
+        return cls(tuple(facts["original"]), tuple(facts["resampled"]), box, tuple(facts["final"]), axes)
 
 
 def forward(picture: Picture, how: Preprocess) -> tuple[NDArray[np.float32], Undo]:
     """A picture (channels, *spatial) as the float32 array that training sees, and how to go back."""
+    stored = picture.array.shape[1:]
+    axes = axes_between(orientation(picture), how.orientation)
+    spacing = reordered(picture.spacing, axes)
+    picture = replace(picture, array=turned(picture.array, axes), spacing=spacing) if axes else picture
     original = picture.array.shape[1:]
     plane = bool(how.slices and how.size)  # the number of slices stays as it is
     for key, values in (("size", ((0,) if plane else ()) + how.size), ("spacing", how.spacing)):
@@ -96,7 +119,7 @@ def forward(picture: Picture, how: Preprocess) -> tuple[NDArray[np.float32], Und
     array = array[(slice(None), *(slice(start, stop) for start, stop in box))]
     array = _normalise(array, how, picture.array.dtype)
     final = (array.shape[1], *how.size) if plane else how.size or array.shape[1:]
-    undo = Undo(original, resampled, box, final)
+    undo = Undo(stored, resampled, box, final, axes)
     return np.ascontiguousarray(_resize(array, final), dtype=np.float32), undo
 
 
@@ -105,7 +128,7 @@ def forward_mask(mask: Picture, undo: Undo) -> NDArray[np.uint8]:
     if mask.array.shape != undo.original:
         found, wanted = shape_text(mask.array.shape), shape_text(undo.original)
         raise ImageError(mask.origin_file, f"is {found} but its image is {wanted}; give masks the image's size.")
-    array = _nearest(mask.array, undo.resampled)
+    array = _nearest(turned(mask.array, undo.axes), undo.resampled)
     array = array[tuple(slice(start, stop) for start, stop in undo.box)]
     return np.ascontiguousarray(_nearest(array, undo.final), dtype=np.uint8)
 
@@ -124,13 +147,18 @@ def invert(mask_or_probability: NDArray[Any], undo: Undo, nearest: bool) -> NDAr
     outside = np.zeros((*inside.shape[: -len(undo.box)], *undo.resampled), dtype=inside.dtype)
     box: tuple[Any, ...] = tuple(slice(start, stop) for start, stop in undo.box)
     outside[(..., *box)] = inside
-    return np.ascontiguousarray(scale(outside, undo.original))
+    return np.ascontiguousarray(turned_back(scale(outside, undo.oriented), undo.axes))
 
 
 def fingerprint(how: Preprocess) -> str:
     """The same for the same settings and the same code, on every machine."""
-    text = json.dumps({"version": VERSION, "margin": MARGIN, **asdict(how)}, sort_keys=True)
+    text = json.dumps({"version": VERSION, "margin": MARGIN, **told(asdict(how))}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without keys that 0.1 did not have and whose values say what it did: its studies keep their hashes."""
+    return {key: value for key, value in settings.items() if key not in _SINCE_0_1 or value != _SINCE_0_1[key]}
 
 
 def shape_text(shape: Sequence[float]) -> str:

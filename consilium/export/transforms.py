@@ -30,6 +30,9 @@ def preprocessing(study: Study, divisor: int) -> list[Transform]:
         _step("EnsureChannelFirstd"),
         _step("Lambdad", func=_BY_TYPE) if by_type else _step("EnsureTyped", dtype="$torch.float32"),
     ]
+    if how.orientation:
+        # MONAI's readers give affines in RAS; to leave the letters out is deprecated
+        steps.append(_step("Orientationd", axcodes=how.orientation, labels=[["L", "R"], ["P", "A"], ["I", "S"]]))
     if how.spacing:
         steps.append(_step("Spacingd", pixdim=list(reversed(how.spacing)), mode="bilinear"))
     # MONAI's readers give (x, y, z), consilium's (z, y, x)
@@ -109,6 +112,10 @@ def differences(study: Study, divisor: int) -> list[str]:
         found.append(
             "MONAI resamples from the first voxel's centre, the training kept the image's outer edges: the grids may "
             "differ by up to half a voxel and one voxel in size."
+        )
+    if how.orientation:
+        found.append(
+            "A volume whose file does not say its orientation was used as stored; MONAI takes the axes of its header."
         )
     if how.normalise == "unit" and not how.window and (how.spacing or how.crop != "none"):
         found.append(

@@ -179,7 +179,7 @@ def test_volumes_that_lie_differently(tmp_path: Path) -> None:
     write_site(tmp_path, "west", cases)
     notes = check(tmp_path).notes
     assert any("2 spacings (2×1×1, 3×1×1 mm" in note for note in notes)
-    assert any("different directions (LAS, RAS)" in note for note in notes)
+    assert any("2 orientations (LAS, RAS)" in note for note in notes)
     assert any("1 mask in another place than the image" in note and "west/c1" in note for note in notes)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
+from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from PIL import Image
 
 from consilium.data.images import read_image
@@ -57,6 +59,27 @@ def test_preprocessing_is_the_study_s(preprocess: dict[str, Any], differ: float,
     inside = theirs[:, : ours.shape[1], : ours.shape[2]].numpy()
     assert np.abs(inside - ours).max() < differ
     assert bool(transforms.differences(study, 2)) == bool({"size", "crop"} & set(preprocess))
+
+
+@pytest.mark.parametrize("code", ["RAS", "LPI", "PIR", "SLA"])
+def test_volumes_are_brought_to_the_study_s_orientation_and_masks_back(code: str, tmp_path: Path) -> None:
+    volume = np.random.default_rng(0).integers(0, 900, (6, 8, 10)).astype(np.int16)  # (x, y, z), RAS
+    image = nibabel.Nifti1Image(volume, np.diag([0.5, 0.75, 3.0, 1]))
+    image = image.as_reoriented(ornt_transform(io_orientation(image.affine), axcodes2ornt(code)))
+    nibabel.save(image, tmp_path / "a.nii.gz")
+    study = study_of({"orientation": "RAS"}, dimensions=3, channels=1)
+    ours, _ = forward(read_image(tmp_path / "a.nii.gz", 3, 1), study.preprocess)
+    back, decide, save = parsed(study, "postprocessing", output_dir=str(tmp_path)).transforms
+    prepared = back.transform({"image": str(tmp_path / "a.nii.gz")})  # @preprocessing of the same workflow
+    assert np.abs(prepared["image"].numpy() - ours).max() < 1e-6
+    logits = torch.stack([torch.zeros(ours.shape[1:]), prepared["image"][0] - 0.5, prepared["image"][0] - 0.7])
+    prepared["pred"] = prepared["image"].clone()
+    prepared["pred"].set_array(logits)
+    save(decide(back(prepared)))
+    mask = nibabel.load(tmp_path / "a_mask.nii.gz")
+    assert np.allclose(mask.affine, image.affine)
+    bright = np.asarray(image.dataobj) - volume.min() > 0.5 * (volume.max() - volume.min())
+    assert np.array_equal(np.asarray(mask.dataobj) == 1, bright)
 
 
 def test_inner_structures_overwrite_outer_ones() -> None:
