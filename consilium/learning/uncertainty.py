@@ -34,8 +34,8 @@ class Scheduler:
     kind: str  # of SCHEDULERS
     tail: float = 0.7  # 𝒯: cases above this quantile are the tail
     base: float = 1.0  # α of base decrement, the base at its end
-    blend: float = 0.5  # β of the round trip: the part that is not Gaussian
-    width: float = 0.25  # ρ of the round trip
+    blend: float = 0.7  # β of the round trip: the part that is not Gaussian
+    width: float = 0.28  # ρ of the round trip: width of its Gaussian, and by 1/(√(2π) ρ) its height
 
     def weights(self, scores: Tensor, bank: Tensor, progress: float) -> Tensor:
         """Weights of cases with these `scores`, never negative; `progress` is r / R. An empty bank weighs nothing."""
@@ -53,13 +53,13 @@ class Scheduler:
             weights = 2 - torch.exp(place - progress * (scores > edge))
         elif self.kind == "base-decrement":
             weights = 2 - ((self.base - math.e) * progress + math.e) ** place
+        elif not spread > 0:
+            weights = torch.ones_like(scores)  # nothing to tell cases apart by
         else:
-            # the centre goes out to the threshold and back; printed, its second half goes on outwards
-            centre = (norm(edge) - norm(low)) * (1 - abs(2 * progress - 1))
-            bell = torch.exp(-((place - centre) ** 2) / (2 * self.width**2))
-            usual = torch.exp(-((norm(bank) - centre) ** 2) / (2 * self.width**2)).mean()
-            # calibrated to a mean of 1 over the bank, in place of an amplitude the paper leaves open
-            weights = (1 - self.blend) * bell / usual + self.blend * (2 - torch.exp(place))
+            # the centre moves from the surest case to the threshold and back; printed, the second half does not return
+            centre = norm(low) + (norm(edge) - norm(low)) * (1 - abs(2 * progress - 1))
+            bell = torch.exp(-((place - centre) ** 2) / (2 * self.width**2)) / (math.sqrt(2 * math.pi) * self.width)
+            weights = (1 - self.blend) * bell + self.blend * (2 - torch.exp(place))
         return weights.clamp_min(0)
 
 

@@ -52,8 +52,8 @@ class UFPS(PseudoLabelled):
     sharp_from: float = 0.6  # sUSAM starts
     tail: float = 0.7  # 𝒯, the quantile of uncertainty above which cases are the tail
     base: float = 1.0  # α of base decrement
-    blend: float = 0.5  # β of the round trip
-    width: float = 0.25  # ρ of the round trip
+    blend: float = 0.7  # β of the round trip
+    width: float = 0.28  # ρ of the round trip
     tau_mean: float = 0.0  # τ_μ of UA; 0: the mean of the sites' μ
     tau_variance: float = 0.0  # τ_σ of UA; 0: the mean of the sites' σ
     agreement: float = 0.8  # v: the share of the global model's foreground that the teachers must share
@@ -73,7 +73,7 @@ class UFPS(PseudoLabelled):
         "Unless gmt_guard = false, teachers go on labelling an organ of which the global model finds too little.",
         "Temperatures of UA follow the sites' own values: the printed ones belong to another entropy.",
         "Momentum is of gradients' magnitudes; masks, the explored part included, are kept until the next update.",
-        "The round trip of the third scheduler comes back, and its Gaussian has a mean of 1 over the bank.",
+        "The round trip of the third scheduler comes back; β, ρ and the amplitude are those of the published code.",
     )
     hears_doubt: ClassVar[bool] = True
 

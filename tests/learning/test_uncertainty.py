@@ -45,20 +45,32 @@ def test_base_decrement_ends_at_equal_weights() -> None:
     assert weight("base-decrement", 0.5, 1.0) == pytest.approx(1.0)
 
 
-def test_the_round_trip_goes_out_and_comes_back() -> None:
-    """norm(U_𝒯) − norm(U_min) = .2 + .5 = .7; the bell's centre is at 0, at .7 half-way, at 0 again."""
-    spread = torch.tensor([-0.5, -0.25, 0.0, 0.25, 0.5])
-    for progress, centre in ((0.0, 0.0), (0.25, 0.35), (0.5, 0.7), (1.0, 0.0)):
-        bells = [math.exp(-((x - centre) ** 2) / (2 * 0.25**2)) for x in spread.tolist()]
-        expected = 0.5 * bells[3] / (sum(bells) / 5) + 0.5 * (2 - math.exp(0.25))
+def test_the_round_trip_starts_at_the_surest_case_goes_to_the_threshold_and_back() -> None:
+    """Note S8: norm(U_min) = −.5, norm(U_𝒯) = .2; the Gaussian's centre is −.5, −.15, .2, −.15, −.5."""
+    for progress, centre in ((0.0, -0.5), (0.25, -0.15), (0.5, 0.2), (0.75, -0.15), (1.0, -0.5)):
+        bell = math.exp(-((0.25 - centre) ** 2) / (2 * 0.28**2)) / (math.sqrt(2 * math.pi) * 0.28)
+        expected = 0.3 * bell + 0.7 * (2 - math.exp(0.25))
         assert weight("round-trip", 0.4, progress) == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_scheduler_first_prefers_sure_cases() -> None:
+    """Note S8: at the beginning less uncertain samples have the higher weight under any scheduler."""
+    for kind in SCHEDULERS:
+        weights = Scheduler(kind).weights(BANK, BANK, 0.0).tolist()
+        assert weights == sorted(weights, reverse=True)
+
+
+def test_the_round_trip_does_not_blow_up_the_tail() -> None:
+    """Uncertainties spread over [0, 1], mid-run: the least sure case weighs .487, not more than the others."""
+    bank = torch.linspace(0, 1, 1001)
+    assert weight("round-trip", 1.0, 0.5, bank) == pytest.approx(0.487, abs=2e-3)
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_weights_are_near_one_on_average_and_never_negative(kind: str) -> None:
     for progress in (0.0, 0.3, 1.0):
         weights = Scheduler(kind).weights(BANK, BANK, progress)
-        assert 0.85 < weights.mean().item() < 1.35  # the tail shift ends above 1, with its tail
+        assert 0.8 < weights.mean().item() < 1.35  # the tail shift ends above 1, the round trip starts below
     assert weight(kind, 5.0, 0.0) == 0.0  # far outside the bank: e^{norm} is above 2
 
 
