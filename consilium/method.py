@@ -25,16 +25,22 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from consilium import tree
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.site import Batch, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.tree import hints_of, message
 from consilium.weights import SiteName, Weights
+
+LossOfBatch = Callable[[Batch], Callable[[Any], Tensor]]  # labels are made once per batch, the loss of many outputs
 
 __all__ = [
     "Best",
     "GlobalModel",
+    "LossOfBatch",
     "Maybe",
     "Method",
     "PersonalModel",
@@ -138,6 +144,13 @@ class Method(ABC):
         """After every scored round: the state to keep. Here: the higher validation site mean of the headline model."""
         old, new = best.valid.get(self.headline), now.valid.get(self.headline)
         return best if old and new and old.value >= new.value else now
+
+    def trained_loss(self, site: Site, server: Any, memory: Any | None, round: Round) -> LossOfBatch:
+        """What the sites minimise in a round, for analyses of a finished run: from a batch to a loss of the output.
+
+        Here: the task's own loss on the annotation of the batch. `memory` is None where the site's is not at hand.
+        """
+        return lambda batch: partial(site.task.loss, batch=batch)
 
     def started_from(self, server: Any, site: SiteCard, sent: Any) -> Mapping[str, Weights]:
         """What the parts of a site's uplink were before it trained, by path: an update is measured from there.

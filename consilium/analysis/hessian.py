@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from consilium.analysis.opening import OpenRun
-from consilium.analysis.probing import mean_loss, models_at, network_of, training_batches
+from consilium.analysis.probing import Probe, mean_loss, models_at, network_of
 from consilium.errors import RunError
 from consilium.randomness import numpy_generator
-from consilium.site import Batch, Task
 from consilium.weights import SiteName
 
 Vector = NDArray[np.float64]
@@ -69,26 +68,28 @@ class Curvature:
         }
 
 
-def products(task: Task, network: nn.Module, batches: Sequence[Batch]) -> tuple[Times, int]:
-    """v → H v for the mean loss over the batches, and the number of parameters.
+def products(network: nn.Module, probes: Sequence[Probe]) -> tuple[Times, int]:
+    """v → H v for the mean loss over the probes, and the number of parameters.
 
-    Batches are taken one by one, so memory holds one graph, whatever the number of cases.
+    Probes are taken one by one, so memory holds one graph, whatever the number of cases.
     """
     parameters = list(network.parameters())
     sizes = [parameter.numel() for parameter in parameters]
-    total = sum(len(batch.cases) for batch in batches)
+    total = sum(len(probe.batch.cases) for probe in probes)
 
     def times(vector: Vector) -> Vector:
         first = parameters[0]
         flat = torch.from_numpy(np.ascontiguousarray(vector)).to(first.device, first.dtype)
         parts = [part.view(parameter.shape) for part, parameter in zip(torch.split(flat, sizes), parameters)]
         result = np.zeros(len(vector))
-        for batch in batches:
-            loss = mean_loss(task, network, [batch])
+        for probe in probes:
+            loss = mean_loss(network, [probe])
             slopes = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
             pairs = [(slope * part).sum() for slope, part in zip(slopes, parts) if slope is not None]
             found = torch.autograd.grad(torch.stack(pairs).sum(), parameters, allow_unused=True, materialize_grads=True)
-            result += torch.cat([one.reshape(-1) for one in found]).double().cpu().numpy() * len(batch.cases) / total
+            result += (
+                torch.cat([one.reshape(-1) for one in found]).double().cpu().numpy() * len(probe.batch.cases) / total
+            )
         return result
 
     return times, sum(sizes)
@@ -143,14 +144,13 @@ def lanczos(times: Times, start: Vector, steps: int) -> tuple[Vector, Vector]:
 def site_curvatures(
     runs: Sequence[OpenRun], sites: Sequence[SiteName], cases: int, seed: int, say: Callable[[str], None]
 ) -> dict[SiteName, dict[str, Curvature]]:
-    """Site → model → curvature of the loss on the site's training cases."""
+    """Site → model → curvature of the loss that was trained, on the site's training cases."""
     found: dict[SiteName, dict[str, Curvature]] = {}
     for site in sites:
-        for name, here, weights in models_at(runs, site):
-            say(f"Hessian of {name}: {site}")
-            batches = training_batches(here, cases)
-            times, size = products(here.task, network_of(here.task, weights), batches)
-            found.setdefault(site, {})[name] = curvature(times, size, seed)
+        for model in models_at(runs, site):
+            say(f"Hessian of {model.name}: {site}")
+            times, size = products(network_of(model.site.task, model.weights), model.probes(cases))
+            found.setdefault(site, {})[model.name] = curvature(times, size, seed)
     return found
 
 

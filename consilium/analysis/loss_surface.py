@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from consilium.analysis.opening import OpenRun
-from consilium.analysis.probing import loss_at, models_at, training_batches
+from consilium.analysis.probing import loss_at, models_at
 from consilium.errors import RunError, UserError
 from consilium.randomness import torch_generator
 from consilium.weights import SiteName, Weights
@@ -173,7 +173,7 @@ def site_surfaces(
     Without a radius: half the length of the first model, and filter by filter its whole length.
     """
     found: dict[str, dict[str, Surface]] = {}
-    for name, here, weights in models_at(runs, site):
+    for name, here, weights, _ in models_at(runs, site):
         moved = here.task.parameters()
         radius = radius or _radius(weights, moved, filterwise)
         for split in SPLITS:
@@ -198,15 +198,16 @@ def site_planes(
     filterwise: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[SiteName, dict[str, Plane]]:
-    """Site → model → the loss on the site's training cases around the model, as in figure 9 of UFPS."""
+    """Site → model → the loss that was trained, on the site's training cases around the model: figure 9 of UFPS."""
     found: dict[SiteName, dict[str, Plane]] = {}
     for site in sites:
-        for name, here, weights in models_at(runs, site):
-            say(f"landscape of {name}: {site}")
-            moved = here.task.parameters()
+        for model in models_at(runs, site):
+            say(f"landscape of {model.name}: {site}")
+            task, weights = model.site.task, model.weights
+            moved = task.parameters()
             radius = radius or _radius(weights, moved, filterwise)
-            loss = loss_at(here.task, training_batches(here, cases))
-            found.setdefault(site, {})[name] = plane(loss, weights, radius, points, seed, moved, filterwise)
+            loss = loss_at(task, model.probes(cases))
+            found.setdefault(site, {})[model.name] = plane(loss, weights, radius, points, seed, moved, filterwise)
     return found
 
 

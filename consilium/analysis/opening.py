@@ -15,11 +15,12 @@ from consilium.data.site_folder import Federation
 from consilium.envelope import card_from_json
 from consilium.errors import NotForOutsiders, RunError, StudyError
 from consilium.files import read_json
+from consilium.method import LossOfBatch, timeline
 from consilium.methods.routing import GLOBAL, EnsembleModel, SuperModel
 from consilium.reports.grouping import groups
 from consilium.reports.reading import RunView, read_run
 from consilium.run_folder import RunFolder
-from consilium.site import OneModel, Predictor, Roster, WithOthers
+from consilium.site import OneModel, Predictor, Roster, Round, WithOthers
 from consilium.study import Study
 from consilium.tree import flatten
 from consilium.weights import SiteName
@@ -37,6 +38,7 @@ class OpenRun:
     roster: Roster
     server: Any
     merged: Mapping[SiteName, int]  # the round of each site's memory that goes with this state
+    round: Round  # the round of this state
 
     @property
     def members(self) -> list[SiteName]:
@@ -62,6 +64,12 @@ class OpenRun:
         # a run fetched from a real federation has no memories: they are at the hospitals
         merged = self.merged.get(site, -1) if worker.shelf.folder.is_dir() else -1
         return worker.predictor(flatten(self.study.method.release(self.server, self.roster.get(site))), merged)
+
+    def trained_loss(self, worker: Worker) -> LossOfBatch:
+        """What the run minimised at this site in the round its best state is of."""
+        site = worker.site.card.name
+        kept = worker.kept(self.merged.get(site, -1)) if worker.shelf.folder.is_dir() else None
+        return self.study.method.trained_loss(worker.site, self.server, kept.memory if kept else None, self.round)
 
     def super_model(self, worker: Worker) -> SuperModel:
         """The models of a method with a selector and the selector itself, or a sentence that this one has none."""
@@ -128,13 +136,16 @@ def open_run(path: Path, name: str = "") -> OpenRun:
     path = path.resolve()
     _check_federation(path)
     folder = RunFolder.open(path)
-    folder.summary()  # says so if the run is not finished
+    best_round = folder.summary()["best"]["round"]  # says so if the run is not finished
     study = folder.study
+    line = [round for phase, round in timeline(study.method, study.plan.rounds) if phase.counts]
+    round = next((one for one in line if one.number == best_round), line[-1])
     server = folder.server(study.method)
     facts = read_json(path / "origin.json")
     roster = {site: card_from_json(card) for site, card in facts["members"].items()}
     best = folder.best(study.method) if (path / "server" / "best.json").exists() else None
-    return OpenRun(path, name or study.name, study, study.federation(), roster, server, best.merged if best else {})
+    merged = best.merged if best else {}
+    return OpenRun(path, name or study.name, study, study.federation(), roster, server, merged, round)
 
 
 def _check_federation(path: Path) -> None:

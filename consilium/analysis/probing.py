@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,17 @@ from consilium.analysis.opening import OpenRun
 from consilium.data.cases import Cases
 from consilium.errors import RunError
 from consilium.learning.fit import placed
+from consilium.method import LossOfBatch
 from consilium.site import Batch, Site, Task
 from consilium.weights import SiteName, Weights
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A batch to try models on, and the loss that was trained on it."""
+
+    batch: Batch
+    loss: Callable[[Any], Tensor]  # of a network's output
 
 
 def training_batches(site: Site, cases: int) -> list[Batch]:
@@ -36,29 +46,44 @@ def network_of(task: Task, weights: Weights) -> nn.Module:
     return network.eval()
 
 
-def mean_loss(task: Task, network: nn.Module, batches: Sequence[Batch]) -> Tensor:
+def mean_loss(network: nn.Module, probes: Sequence[Probe]) -> Tensor:
     """Over the cases, with a graph."""
-    total = sum(len(batch.cases) for batch in batches)
-    parts = [task.loss(network(batch.images), batch) * (len(batch.cases) / total) for batch in batches]
+    total = sum(len(probe.batch.cases) for probe in probes)
+    parts = [probe.loss(network(probe.batch.images)) * (len(probe.batch.cases) / total) for probe in probes]
     return torch.stack(parts).sum()
 
 
-def loss_at(task: Task, batches: Sequence[Batch]) -> Callable[[Weights], float]:
+def loss_at(task: Task, probes: Sequence[Probe]) -> Callable[[Weights], float]:
     """The loss on these cases as a function of the weights."""
     network = task.network().to(task.device).eval()
 
     def loss(weights: Weights) -> float:
         network.load_state_dict(dict(weights))
         with torch.no_grad():
-            return float(mean_loss(task, network, batches))
+            return float(mean_loss(network, probes))
 
     return loss
 
 
-def models_at(runs: Sequence[OpenRun], site: SiteName) -> Iterator[tuple[str, Site, Weights]]:
-    """Every model that serves this site, by what figures call it, and the site to try it at."""
+class Probed(NamedTuple):
+    """A model that serves a site, and how to try it there."""
+
+    name: str  # what figures call it
+    site: Site
+    weights: Weights
+    loss: LossOfBatch  # what its run minimised there: with pseudo labels, weights and further terms, if it had them
+
+    def probes(self, cases: int) -> list[Probe]:
+        """About so many training cases with the loss that was trained on them."""
+        return [Probe(batch, self.loss(batch)) for batch in training_batches(self.site, cases)]
+
+
+def models_at(runs: Sequence[OpenRun], site: SiteName) -> Iterator[Probed]:
+    """Every model that serves this site."""
     for run in runs:
         worker = run.worker(site)
         models = run.models(worker)
+        loss = run.trained_loss(worker)
         for kind, model in models.items():
-            yield run.name if len(models) == 1 else f"{run.name}: {kind} model", worker.site, model.weights
+            name = run.name if len(models) == 1 else f"{run.name}: {kind} model"
+            yield Probed(name, worker.site, model.weights, loss)

@@ -67,11 +67,14 @@ def alike(here: Site, first: Weights, others: Mapping[str, Weights], cases: int)
 
 def between_runs(runs: Sequence[OpenRun], site: SiteName, cases: int) -> tuple[str, Similarities]:
     """The first run's model beside those of the others; the name of the first, and what was found."""
-    (first, here, weights), *rest = models_at(runs, site)
-    for name, _, other in rest:
-        if {k: t.shape for k, t in other.items()} != {k: t.shape for k, t in weights.items()}:
-            raise RunError(f"{first} and {name} are different networks; their layers cannot be set side by side.")
-    return first, alike(here, weights, {name: other for name, _, other in rest}, cases)
+    first, *rest = models_at(runs, site)
+    shapes = {name: tensor.shape for name, tensor in first.weights.items()}
+    for other in rest:
+        if {name: tensor.shape for name, tensor in other.weights.items()} != shapes:
+            raise RunError(
+                f"{first.name} and {other.name} are different networks; their layers cannot be set side by side."
+            )
+    return first.name, alike(first.site, first.weights, {other.name: other.weights for other in rest}, cases)
 
 
 def after_a_round(run: OpenRun, site: SiteName, cases: int, say: Callable[[str], None]) -> Similarities:

@@ -7,18 +7,17 @@ parameter lies in a steep direction. The perturbation is USAM's: ASAM's ascent o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from consilium.analysis.opening import OpenRun
-from consilium.analysis.probing import mean_loss, models_at, network_of, training_batches
+from consilium.analysis.probing import Probe, mean_loss, models_at, network_of
 from consilium.learning.cmidg import cmidg
 from consilium.learning.sharpness import flat, moved, perturbation
 from consilium.randomness import torch_generator
-from consilium.site import Batch, Task
 from consilium.weights import SiteName
 
 RHO, ETA = 0.7, 0.001  # as UFPS has them
@@ -44,18 +43,16 @@ def relative_difference(base: Tensor, changed: Tensor) -> Tensor:
     return ((changed[known] - base[known]) / base[known]).abs().log()
 
 
-def steepness(
-    task: Task, network: nn.Module, batches: Sequence[Batch], generator: torch.Generator, rho: float = RHO
-) -> Steepness:
-    """Of every batch: the gradient at the model and at its perturbed self."""
+def steepness(network: nn.Module, probes: Sequence[Probe], generator: torch.Generator, rho: float = RHO) -> Steepness:
+    """Of every probe: the gradient at the model and at its perturbed self."""
     counts, steep, known, total = torch.zeros(BINS), 0, 0, 0
     weights = dict(network.named_parameters())
-    for batch in batches:
-        base = _gradient(task, network, batch)
-        changed = cmidg(batch.images, generator)
-        ascent = _gradient(task, network, Batch(changed, batch.truth, batch.cases, labels=batch.labels))
+    for probe in probes:
+        base = _gradient(network, probe)
+        images = cmidg(probe.batch.images, generator)
+        ascent = _gradient(network, replace(probe, batch=replace(probe.batch, images=images)))
         with moved(network, perturbation(weights, ascent, rho, ETA)):
-            perturbed = _gradient(task, network, batch)
+            perturbed = _gradient(network, probe)
         r = relative_difference(flat(base), flat(perturbed))
         counts += torch.histc(r.clamp(-REACH, REACH).cpu(), BINS, -REACH, REACH)
         steep, known, total = steep + int((r > 0).sum()), known + len(r), total + len(flat(base))
@@ -63,11 +60,9 @@ def steepness(
     return Steepness(tuple(edges), tuple(int(n) for n in counts), steep / max(1, known), total - known)
 
 
-def _gradient(task: Task, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def _gradient(network: nn.Module, probe: Probe) -> dict[str, Tensor]:
     names, parameters = zip(*network.named_parameters())
-    found = torch.autograd.grad(
-        mean_loss(task, network, [batch]), parameters, allow_unused=True, materialize_grads=True
-    )
+    found = torch.autograd.grad(mean_loss(network, [probe]), parameters, allow_unused=True, materialize_grads=True)
     return dict(zip(names, found))
 
 
@@ -77,9 +72,7 @@ def site_steepness(
     """Site → model → how much the ascent changes the gradients there."""
     found: dict[SiteName, dict[str, Steepness]] = {}
     for site in sites:
-        for name, here, weights in models_at(runs, site):
-            network, batches = network_of(here.task, weights), training_batches(here, cases)
-            found.setdefault(site, {})[name] = steepness(
-                here.task, network, batches, torch_generator(seed, "cmidg", site)
-            )
+        for model in models_at(runs, site):
+            network, generator = network_of(model.site.task, model.weights), torch_generator(seed, "cmidg", site)
+            found.setdefault(site, {})[model.name] = steepness(network, model.probes(cases), generator)
     return found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.errors import StudyError
-from consilium.method import Method, Phase
+from consilium.method import LossOfBatch, Method, Phase
 from consilium.site import Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.tree import message
 from consilium.weights import SiteName, Weights
@@ -118,6 +118,9 @@ class Averaged(Method):
 
     def remember(self, site: Site) -> Any:
         return self.inner.remember(site)
+
+    def trained_loss(self, site: Site, server: Any, memory: Any | None, round: Round) -> LossOfBatch:
+        return self.inner.trained_loss(site, server.now, memory, round)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Any:
         return self.inner.blank(task, roster, card, round)

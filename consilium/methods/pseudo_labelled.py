@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from consilium.errors import StudyError
 from consilium.learning.fit import Job, OptimizerState, fit
 from consilium.learning.pseudo_labels import Maps, Said, maps_of, opinions, read_maps, said, with_truth
-from consilium.method import Maybe, Method, Phase, message
+from consilium.method import LossOfBatch, Maybe, Method, Phase, message
 from consilium.methods.merged import check_exclusive, merged_logits
 from consilium.methods.selector import check_fields
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
@@ -205,6 +206,21 @@ class PseudoLabelled(Method):
             return Lesson(replace(batch, truth=with_truth(heard.others, batch.truth), labels=shown), heard)
 
         return teach
+
+    def trained_loss(self, site: Site, server: Any, memory: Any | None, round: Round) -> LossOfBatch:
+        """The loss on the site's annotation and the labels of all teachers that the server has."""
+        teach = self._teach_of(site, server)
+        if teach is None:
+            return super().trained_loss(site, server, memory, round)
+        return lambda batch: partial(site.task.loss, batch=teach(batch).batch)
+
+    def _teach_of(self, site: Site, server: Any) -> Teach | None:
+        """How a site is taught by the teachers of a server's state; None where it takes no part or has no teacher."""
+        name = site.card.name
+        if name not in site.roster or name not in server.teachers:
+            return None
+        others = {other: weights for other, weights in server.teachers.items() if other != name}
+        return self._teach(site, replace(self.schooled(site), best=server.teachers[name], others=others))
 
     # ------------------------------------------------------------------------------------ at the server
 

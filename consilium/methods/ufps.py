@@ -18,7 +18,7 @@ from consilium.learning.pseudo_labels import with_truth
 from consilium.learning.sharp_steps import STRATEGIES, Climb, Climbed, Loss, Masks, sharp_fit
 from consilium.learning.sharpness import blank_mask, disputed, top
 from consilium.learning.uncertainty import SCHEDULERS, Scheduler, trust, uncertainty
-from consilium.method import Maybe, message
+from consilium.method import LossOfBatch, Maybe, message
 from consilium.methods.fedasam import check_ascent
 from consilium.methods.pseudo_labelled import DIFFERENCES, PAPER, TEACHER, PseudoLabelled, Teach, own_score
 from consilium.methods.selector import check_fields
@@ -244,6 +244,14 @@ class UFPS(PseudoLabelled):
             return loss
 
         return ready
+
+    def trained_loss(self, site: Site, server: Any, memory: Any | None, round: Round) -> LossOfBatch:
+        """With the uncertainty weights, aRCE and the main teacher of the round."""
+        teach = self._teach_of(site, server)
+        if teach is None:
+            return super().trained_loss(site, server, memory, round)
+        bank = torch.empty(0) if memory is None or memory.bank is None else memory.bank
+        return self._ready(site, self.send(server, site.card, round), teach, round, bank, seen=[])
 
     def averaged(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
         models = {name: reply.global_ for name, reply in replies.items()}

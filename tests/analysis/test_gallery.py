@@ -11,6 +11,7 @@ from consilium.analysis import figures
 from consilium.analysis.gallery import Count, counts, examples, to_json, to_markdown
 from consilium.analysis.opening import OpenRun, Runs
 from consilium.data.site_folder import Case, write_federation_toml, write_site
+from consilium.site import Round
 from tests.toy import SIZES, toy_study
 
 
@@ -57,7 +58,7 @@ def write_volumes(folder: Path) -> OpenRun:
             cases.append(Case(f"{site}{i}", f"p{i}", split, paths[0], paths[1]))
         write_site(folder, site, cases)
     study = toy_study(folder, preprocess__size=[4, 8, 8])
-    return OpenRun(folder, "FedAvg", study, study.federation(), {}, None, {})
+    return OpenRun(folder, "FedAvg", study, study.federation(), {}, None, {}, Round(0, "train", 0, 1))
 
 
 def test_volumes_are_counted_in_slices_of_their_own_grid(tmp_path: Path) -> None:

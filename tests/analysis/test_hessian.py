@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from consilium.analysis.hessian import Curvature, curvature, lanczos, largest, products, to_markdown
-from consilium.site import Batch
+from consilium.analysis.probing import Probe
+from consilium.site import Batch, Task
 from tests.learning.small import Line, batch
 
 
@@ -49,9 +52,14 @@ def full_hessian(task: Curved, network: nn.Module, batches: list[Batch]) -> np.n
     return torch.autograd.functional.hessian(loss, at).numpy()  # type: ignore[no-untyped-call]
 
 
+def probes(task: Task, batches: Sequence[Batch]) -> list[Probe]:
+    return [Probe(batch, partial(task.loss, batch=batch)) for batch in batches]
+
+
 def test_products_and_eigenvalues_are_those_of_the_full_hessian(curved: tuple[Curved, nn.Module, list[Batch]]) -> None:
     matrix = full_hessian(*curved)
-    times, size = products(*curved)
+    task, network, batches = curved
+    times, size = products(network, probes(task, batches))
     assert size == len(matrix) == 21
     for column in np.eye(size)[::5]:
         assert times(column) == pytest.approx(matrix @ column, abs=1e-12)
@@ -70,7 +78,8 @@ def test_products_and_eigenvalues_are_those_of_the_full_hessian(curved: tuple[Cu
 def test_a_line_by_hand() -> None:
     """f = mean (w x − t)² / 2: the Hessian is the mean of x², here (1 + 4 + 9) / 3."""
     task = Line()
-    times, size = products(task, task.network(), [batch([1.0, 2.0], [0.0, 1.0]), batch([3.0], [2.0])])
+    batches = [batch([1.0, 2.0], [0.0, 1.0]), batch([3.0], [2.0])]
+    times, size = products(task.network(), probes(task, batches))
     assert size == 1
     assert times(np.array([2.0])) == pytest.approx([28 / 3])
 

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,13 @@ from consilium.analysis.agreement import branch, percent, shared
 from consilium.analysis.analyse import ANALYSES, analyse
 from consilium.analysis.finding import Options
 from consilium.analysis.opening import OpenRun, Runs, open_run
+from consilium.analysis.probing import models_at, network_of, training_batches
 from consilium.analysis.pseudo_labels import GLOBAL, REFINED, TEACHERS, Labelled, Quality
 from consilium.errors import RunError, StudyError
-from consilium.learning.pseudo_labels import maps_of
+from consilium.learning.main_teacher import refined
+from consilium.learning.noisy_labels import left_out, reverse_cross_entropy, reverse_factor
+from consilium.learning.pseudo_labels import maps_of, opinions, said, with_truth
+from consilium.method import timeline
 from consilium.methods.ufps import UFPS
 from consilium.reports.findings import findings
 from consilium.reports.grouping import groups
@@ -90,6 +95,52 @@ def test_the_labels_are_those_that_the_site_trained_on(ufps: OpenRun) -> None:
         assert torch.equal(one.labels[TEACHERS], torch.where(annotated, 1, maps.labels[one.case][0]))
         assert (one.truth == 2).any()  # and never saw this
         assert all((mask[annotated] == 1).all() for mask in one.labels.values())
+
+
+def test_curvature_is_of_the_loss_that_was_trained(ufps: OpenRun) -> None:
+    """Pseudo labels, aRCE and the main teacher are in it; the loss of the annotated organ alone is another."""
+    (model,) = models_at([ufps], "ada")
+    method, round = ufps.study.method, ufps.round
+    assert isinstance(method, UFPS)
+    probe = model.probes(2)[0]
+    network = network_of(model.site.task, model.weights)
+    task, batch = model.site.task, probe.batch
+    output = network(batch.images)
+    heard = said(
+        opinions(task, ufps.server.teachers, {n: c.labels for n, c in model.site.roster.items()}, batch.images),
+        task.labels,
+        model.site.card.labels,
+        batch.bare,
+        (),
+    )
+    labels, ignored = heard.others, None
+    if method._main_teacher(ufps.server, round):
+        own = torch.tensor([False, True, False])
+        decided = task.infer(ufps.server.global_, batch.images).argmax(1).to(heard.others)
+        labels, doubtful = refined(heard, decided, own & ~batch.bare[:, None], 0.8, True, True)
+        ignored = doubtful & (batch.truth == 0)
+    target = replace(batch, truth=with_truth(labels, batch.truth), labels=None)
+    seen = output if ignored is None else left_out(output, ignored)
+    expected = task.loss(seen, target)
+    if method._on("arce_from", round):
+        factor = 0.01 * reverse_factor(round.step, round.total, 20.0)
+        expected = expected + factor * reverse_cross_entropy(seen, target.truth)
+    assert probe.loss(output).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert probe.loss(output).item() != pytest.approx(task.loss(output, batch).item(), rel=1e-3)
+
+
+def test_an_early_round_is_weighed_by_the_uncertainty_of_its_cases(made: Mapping[str, Path], ufps: OpenRun) -> None:
+    worker = ufps.worker("ada")
+    method = replace(ufps.study.method, gmt="pretrained", arce=0.0, warmup=1.0, ws_end=2.0)  # type: ignore[call-arg]
+    memory = worker.kept(ufps.merged["ada"]).memory
+    assert memory.bank.max() > memory.bank.min()
+    first = timeline(method, 2)[-2][1]
+    batch = training_batches(worker.site, 2)[0]
+    output = network_of(worker.site.task, ufps.server.global_)(batch.images)
+    losses = [
+        method.trained_loss(worker.site, ufps.server, kept, first)(batch)(output).item() for kept in (memory, None)
+    ]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)  # without the bank nothing is weighed
 
 
 def test_pseudo_labels_of_runs(made: Mapping[str, Path], tmp_path: Path) -> None:
