@@ -147,7 +147,7 @@ class _Run:
         events: Sequence[Event],
     ) -> Any:
         """Make a round last; the server as it will be read again, so that the merged one's memory can go."""
-        self.folder.notes(events)  # first: an event told twice counts once, one that is missing is missed
+        self.folder.notes(events, durable=True)  # first: an event told twice counts once, one that is missing is missed
         last, seconds = (phase, round) == self._last_counting, self._lap()
         server = self.folder.commit(round, server, merged, history, last, seconds)
         self._tell_round(phase, round, seconds)

@@ -26,11 +26,17 @@ Part = bytes | memoryview
 
 
 def write_parts(
-    parts: Iterable[Part], path: Path, durable: bool = False, rights: bool = False, private: bool = False
+    parts: Iterable[Part],
+    path: Path,
+    durable: bool = False,
+    rights: bool = False,
+    private: bool = False,
+    sync_name: bool = True,
 ) -> int:
     """Write a file under a temporary name, then rename it; returns its size in bytes.
 
-    `rights` gives it those of the file it replaces.
+    `rights` gives it those of the file it replaces. Without `sync_name` a durable file's folder is not synced: whoever
+    writes many files into one calls `sync_folder` once.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")  # see _DRAFT
     size = 0
@@ -43,7 +49,7 @@ def write_parts(
         if rights and path.exists():
             shutil.copymode(path, draft)
         draft.replace(path)
-        if durable:
+        if durable and sync_name:
             sync_folder(path.parent)
     except BaseException:
         draft.unlink(missing_ok=True)

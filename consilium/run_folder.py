@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
 import json
+import os
 import shutil
 import tomllib
 from collections import Counter
@@ -17,13 +19,13 @@ from typing import Any
 
 from consilium import __version__, tree
 from consilium.errors import RunError, StudyError, WorkError, not_a_run
-from consilium.files import read_json, write_json, write_text
+from consilium.files import append_lines, make_folder, read_json, write_json, write_text
 from consilium.machine import origin
 from consilium.method import Best, Method, Valid
 from consilium.privacy.firewall import EMPTY, History
 from consilium.scores import COLUMNS, Row, read_rows, write_rows
 from consilium.site import Round
-from consilium.store import Store
+from consilium.store import DamagedError, Store, names_in, read_document, say_once, write_document
 from consilium.study import Study, load_study
 from consilium.weights import SiteName
 
@@ -49,6 +51,8 @@ class RunFolder:
         self.path, self.study, self._watch = path, study, watch
         self._store = Store(path / "store")
         self._states = path / "server"
+        self._uses: Counter[str] | None = None  # how many documents refer to a file of the store; None: not counted yet
+        self._scored: set[tuple[int, str]] | None = None
 
     # ------------------------------------------------------------------------------------ opening
 
@@ -56,8 +60,8 @@ class RunFolder:
     def create(cls, study: Study, runs: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
         path = cls.path_of(study, runs)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_text(study.to_toml(), path / "study.toml")
+            make_folder(path, durable=True)
+            write_text(study.to_toml(), path / "study.toml", durable=True)
         except OSError as error:
             raise RunError(f"cannot make the run folder {path}: {error.strerror}; name another with --runs.") from error
         return cls(path, study, watch)
@@ -113,12 +117,14 @@ class RunFolder:
         """Append an event to the journal and show it to whoever watches."""
         self.notes([(event, facts)])
 
-    def notes(self, events: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    def notes(self, events: Iterable[tuple[str, Mapping[str, Any]]], durable: bool = False) -> None:
         """Append several events at once."""
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         lines = [{"event": event, **facts, "time": time} for event, facts in events]
-        with (self.path / "journal.jsonl").open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        append_lines(text, self.path / "journal.jsonl", durable)
+        if self._scored is not None:
+            self._scored |= {_place(line) for line in lines if line["event"] == "score"}
         if self._watch:
             for line in lines:
                 self._watch(line)
@@ -135,13 +141,15 @@ class RunFolder:
             raise RunError(f"{path} is damaged ({error}); restore it, or start the study again.") from error
 
     def mend_journal(self) -> None:
-        """Remove a last line that a crash cut short, so that the next event starts on a line of its own."""
+        """Remove what a crash cut short at the end, or a power cut left there that is no event."""
         path = self.path / "journal.jsonl"
         if path.exists():
             text = path.read_bytes()
-            if text and not text.endswith(b"\n"):
-                with path.open("rb+") as file:
-                    file.truncate(text.rfind(b"\n") + 1)
+            sound = text.rfind(b"\n") + 1
+            while sound and not _is_event(text[text.rfind(b"\n", 0, sound - 1) + 1 : sound]):
+                sound = text.rfind(b"\n", 0, sound - 1) + 1
+            if sound < len(text):
+                os.truncate(path, sound)
 
     def check_origin(self, facts: Mapping[str, Any]) -> None:
         """Refuse to go on with other sites or other cases than the run began with."""
@@ -178,29 +186,62 @@ class RunFolder:
 
         `last`: it is the last of the paper's rounds, whose state is kept beside what later phases make of it.
         """
-        self._states.mkdir(parents=True, exist_ok=True)
+        self._count_uses()
+        make_folder(self._states, durable=True)
         document = self._store.put(server)
         if last:
-            write_json({"server": document, "merged": dict(merged)}, self._states / "last.json")
+            self._write({"server": document, "merged": dict(merged)}, self._states / "last.json")
         facts = {"round": round.index, "merged": dict(merged), "server": document, "seconds": seconds}
         if history.traces:
             facts["firewall"] = self._store.put(history)
-        write_json(facts, self._state_path(round.index))
+        self._write(facts, self._state_path(round.index))
         if self.study.plan.keep_rounds != "all":
             for index in self._rounds()[:-2]:
-                self._state_path(index).unlink()
-        self._store.sweep(self._documents())
+                self._remove(self._state_path(index))
         return self._store.get(document, type(server))
+
+    def _count_uses(self) -> None:
+        """Once: look through all documents, and delete what none refers to. Later every document counts its own."""
+        if self._uses is None:
+            documents = {path: _stored(path) for path in self._states.glob("*.json")}
+            if None not in documents.values():  # what a damaged one refers to is not known: everything stays
+                self._store.sweep(document for found in documents.values() for document in found or ())
+            self._uses = Counter(name for found in documents.values() for name in _names(found or ()))
+
+    def _write(self, facts: Mapping[str, Any], path: Path) -> None:
+        """Write a document about states, and delete what only the one it replaces referred to."""
+        before = _names(_stored(path) or ()) if path.exists() else []
+        write_document(facts, path)
+        if self._uses is not None:
+            self._uses.update(_names(_documents(facts)))
+        self._let_go(before)
+
+    def _remove(self, path: Path) -> None:
+        before = _names(_stored(path) or ())
+        path.unlink()
+        self._let_go(before)
+
+    def _let_go(self, names: Iterable[str]) -> None:
+        if self._uses is not None:
+            names = list(names)
+            self._uses.subtract(names)
+            unused = {name for name in names if self._uses[name] <= 0}
+            self._store.drop(unused)
+            for name in unused:
+                del self._uses[name]
 
     def keep(self, best: Best) -> Best:
         document = self._store.put(best.server)
         valid = {key: [mark.value, mark.round] for key, mark in best.valid.items()}
         facts = {"server": document, "valid": valid, "merged": dict(best.merged)}
-        write_json(facts, self._states / "best.json")
+        self._write(facts, self._states / "best.json")
         return replace(best, server=self._store.get(document, type(best.server)))
 
     def resume(self, method: Method) -> State | None:
-        """The last committed state, or None before the first round."""
+        """The last committed state that is sound, or None before the first round.
+
+        Where the last is damaged, the one before is taken, and the journal says so: its round is made again.
+        """
         rounds = self._rounds()
         events = self.events()
         told = any(event["event"] == "round" for event in events)
@@ -209,39 +250,65 @@ class RunFolder:
             raise RunError(f"{lost} is missing or empty, but the run has made rounds; restore it, or delete the run.")
         if not rounds:
             return None
-        facts = read_json(self._state_path(rounds[-1]))
+        faults: list[RunError] = []
+        for index in reversed(rounds):
+            try:
+                state = self._state(index, method)
+            except RunError as error:
+                faults.append(error)
+                continue
+            for fault in faults:
+                self.note("warning", text=f"{fault.__cause__}; the run goes on from the state of round {index + 1}.")
+            return state
+        raise faults[0]
+
+    def _state(self, index: int, method: Method) -> State:
+        facts = self._facts(self._state_path(index))
         server = self._read(facts["server"], method)
         history = self._store.get(facts["firewall"], History) if "firewall" in facts else EMPTY
         return State(server, facts["round"] + 1, facts.get("merged", {}), history, facts.get("seconds", 0.0))
 
+    def _facts(self, path: Path) -> dict[str, Any]:
+        try:
+            return read_document(path)
+        except DamagedError as error:
+            raise self._unusable(error) from error
+
     def states(self, method: Method) -> Iterator[tuple[int, Any]]:
         """The server after every round whose state was kept, with the round's index."""
         for index in self._rounds():
-            yield index, self._read(read_json(self._state_path(index))["server"], method)
+            yield index, self._read(self._facts(self._state_path(index))["server"], method)
 
     def best(self, method: Method) -> Best | None:
         path = self._states / "best.json"
         if not path.exists():
             return None
-        facts = read_json(path)
+        facts = self._facts(path)
         valid = {key: Valid(value, round) for key, (value, round) in facts["valid"].items()}
         return Best(self._read(facts["server"], method), valid, facts.get("merged", {}))
 
     def best_is_last(self) -> bool:
         """Whether the best state is the last one, memories included."""
-        best, last = read_json(self._states / "best.json"), read_json(self._states / "last.json")
+        best, last = self._facts(self._states / "best.json"), self._facts(self._states / "last.json")
         return bool(best["server"] == last["server"] and best["merged"] == last["merged"])
 
     def last(self, method: Method) -> Best:
         """The server after the last of the paper's rounds, and the memories that go with it."""
-        facts = read_json(self._states / "last.json")
+        facts = self._facts(self._states / "last.json")
         return Best(self._read(facts["server"], method), {}, facts["merged"])
 
     def _read(self, document: Mapping[str, Any], method: Method) -> Any:
         try:
             return self._store.get(document, method.Server)
         except (tree.PacketError, KeyError) as error:
-            raise RunError(f"the saved state of {self.path} cannot be used: {error}.") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> RunError:
+        again = f"`consilium run {self.path / 'study.toml'} --runs ELSEWHERE`"
+        return RunError(
+            f"a saved state of {self.path} cannot be used: {str(error).rstrip('.')}; restore the file from a copy, or "
+            f"start the study again with {again}."
+        )
 
     def _rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self._states.glob("[0-9]*.json"))
@@ -249,24 +316,18 @@ class RunFolder:
     def _state_path(self, index: int) -> Path:
         return self._states / f"{index:05d}.json"
 
-    def _documents(self) -> Iterator[Mapping[str, Any]]:
-        for path in self._states.glob("*.json"):
-            facts = read_json(path)
-            yield facts["server"]
-            if "firewall" in facts:
-                yield facts["firewall"]
-
     # ------------------------------------------------------------------------------------ scores
 
     def add_scores(self, rows: Iterable[Row]) -> None:
         path = self.path / "scores.csv"
         head = "" if path.exists() else ",".join(COLUMNS) + "\n"
-        with path.open("a", encoding="utf-8", newline="") as file:
-            file.write(head + write_rows(rows))
+        append_lines(head + write_rows(rows), path, durable=True)  # before the journal says that they are there
 
     def scored(self) -> set[tuple[int, str]]:
         """The (round, phase) pairs whose scores are complete."""
-        return {(event["round"], event["phase"]) for event in self.events() if event["event"] == "score"}
+        if self._scored is None:
+            self._scored = {_place(event) for event in self.events() if event["event"] == "score"}
+        return self._scored
 
     def mend_scores(self) -> None:
         """Drop scores of a round that a crash interrupted; they are taken again."""
@@ -291,8 +352,8 @@ class RunFolder:
         """Write the two states in full, then the summary, whose presence says that the run is finished."""
         best = self.best(method)
         assert best is not None
-        tree.save(best.server, self.path / "best.safetensors")
-        tree.save(self.last(method).server, self.path / "last.safetensors")
+        tree.save(best.server, self.path / "best.safetensors", durable=True)
+        tree.save(self.last(method).server, self.path / "last.safetensors", durable=True)
         write_json(summary, self.path / "summary.json")
 
     def summary(self) -> Mapping[str, Any]:
@@ -303,12 +364,66 @@ class RunFolder:
 
     def server(self, method: Method) -> Any:
         """The state to use: the best, of a finished run from its own file."""
-        if (self.path / "best.safetensors").exists():
-            return tree.load(self.path / "best.safetensors", method.Server)
+        path = self.path / "best.safetensors"
+        if path.exists():
+            try:
+                return self._checked(path, method)
+            except tree.PacketError as error:
+                return self._mended(path, method, error)
         best = self.best(method)
         if best is None:
             raise RunError(f"{self.path} has no scored round yet; go on with `consilium resume {self.path}`.")
         return best.server
+
+    def _checked(self, path: Path, method: Method) -> Any:
+        """The best state from its own file. Version 0.1 wrote no digest into it: then the store's are compared."""
+        packet = tree.read(path)
+        server: Any = tree.unflatten(packet, method.Server)
+        if tree.digest_of(packet) is None:
+            if not (self._states / "best.json").exists():
+                say_once(f"{path} was written by version 0.1, without a digest: it is used unchecked.")
+                return server
+            kept, found = self._facts(self._states / "best.json")["server"], tree.split(server)
+            if found.shape != kept["shape"] or {p: w.digest for p, w in found.weights.items()} != kept["weights"]:
+                raise tree.PacketError(f"{path} is damaged: it is not the run's best state")
+        return server
+
+    def _mended(self, path: Path, method: Method, error: tree.PacketError) -> Any:
+        """The best state from the store, and its own file written again."""
+        best = self.best(method)  # checked by its digests
+        if best is None:
+            raise RunError(f"{error}; copy it again from where the run was made.") from error
+        with contextlib.suppress(OSError):  # the folder may be read-only
+            tree.save(best.server, path)
+        say_once(f"{error}; it has been written again from the run's store.")
+        return best.server
+
+
+def _stored(path: Path) -> list[Mapping[str, Any]] | None:
+    """What a document about states refers to in the store; None if it is damaged."""
+    try:
+        return _documents(read_document(path))
+    except DamagedError:
+        return None
+
+
+def _documents(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [facts[key] for key in ("server", "firewall") if key in facts]
+
+
+def _names(documents: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [name for document in documents for name in names_in(document)]
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _place(event: Event) -> tuple[int, str]:
+    return event["round"], event["phase"]
 
 
 def _own_study(path: Path) -> Study:

@@ -1,8 +1,16 @@
-"""Messages on disk by reference: every `Weights` is stored once by content, whoever holds it."""
+"""Messages on disk by reference: every `Weights` is stored once by content, whoever holds it.
+
+Nothing that is stored is used unchecked. A file of weights is named by the digest of its content; a document and a
+release carry one. A file is read through once, when it is first used; one that this process wrote is known already.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,17 +18,67 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.errors import RunError
-from consilium.files import make_folder, read_json, write_json
-from consilium.tree import PacketError, message
-from consilium.weights import SiteName, Weights
+from consilium.files import make_folder, read_json, sync_folder, write_json
+from consilium.tree import Packet, PacketError, message
+from consilium.weights import SMALL, SiteName, Weights
 
 T = TypeVar("T")
 Document = Mapping[str, Any]  # JSON: {"shape", "weights": {path: digest}, "tensors": digest or None}
+RELEASE, RELEASE_FACTS = "release.safetensors", "release.json"
+
+_log = logging.getLogger("consilium")  # what a person should know, though the work goes on
+_told: set[str] = set()
+
+
+class DamagedError(RunError):
+    """What is stored is not what was written, or is gone."""
+
+
+def say_once(sentence: str) -> None:
+    """Tell a person something once in a process."""
+    if sentence not in _told:
+        _told.add(sentence)
+        _log.warning("consilium: %s", sentence)
+
+
+# ---------------------------------------------------------------------------------------------- documents
+
+_DIGEST = "digest"
+# the keys of documents that version 0.1 wrote, which have no digest; a key that is none of them is a damaged one
+_KEYS_OF_0_1 = {"round", "merged", "server", "seconds", "firewall", "valid", "shape", "weights", "tensors"}
+_KEYS_OF_0_1 |= {"run", "method"}
+
+
+def write_document(facts: Mapping[str, Any], path: Path, durable: bool = True, private: bool = False) -> None:
+    """Write facts as JSON, with a digest of them."""
+    write_json({**facts, _DIGEST: _digest(facts)}, path, durable, private)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The facts in a document, checked; `DamagedError` if they are not what was written."""
+    try:
+        facts = read_json(path)
+    except RunError as error:
+        raise DamagedError(f"{path} is damaged: it cannot be read") from error
+    digest = facts.pop(_DIGEST, None) if isinstance(facts, dict) else ""
+    if digest != _digest(facts) and not (digest is None and facts.keys() <= _KEYS_OF_0_1):
+        raise DamagedError(f"{path} is damaged: it is not what was written")
+    return facts  # type: ignore[no-any-return]
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+# ---------------------------------------------------------------------------------------------- weights by content
 
 
 @message
 class _Held:
     weights: Weights
+
+
+_Stamp = tuple[int, int, int]  # what a file is known by: inode, size, time of its last change
 
 
 class Store:
@@ -30,43 +88,85 @@ class Store:
         self.folder = folder
         self.durable = durable  # on the disk, not only with the system, when `put` returns
         self.private = private  # for the owner's eyes only
+        self._known: dict[str, _Stamp] = {}  # by digest: files whose content has been checked, or was written here
 
     def put(self, item: Any) -> Document:
-        """Store a message; what is already there costs nothing."""
+        """Store a message; what is already there costs nothing, and a damaged file is written again."""
         shape, weights, tensors = tree.split(item)
+        parts = [*weights.values(), *([Weights.over(tensors)] if tensors else [])]
+        written = [self._put(part) for part in parts]
+        if self.durable and any(written):
+            sync_folder(self.folder)
         return {
             "shape": shape,
-            "weights": {path: self._put(part) for path, part in weights.items()},
-            "tensors": self._put(Weights.over(tensors)) if tensors else None,
+            "weights": {path: part.digest for path, part in weights.items()},
+            "tensors": parts[-1].digest if tensors else None,
         }
 
-    def _put(self, weights: Weights) -> str:
-        path = self._path(weights.digest)
-        if not path.exists():
-            make_folder(self.folder, self.private, self.durable)
-            tree.write(tree.flatten(_Held(weights)), path, self.durable, self.private)
-        return weights.digest
+    def _put(self, weights: Weights) -> bool:
+        """Whether a file had to be written."""
+        digest, path = weights.digest, self._path(weights.digest)
+        if path.exists():
+            try:
+                self.weights(digest)
+                return False
+            except PacketError as error:
+                say_once(f"{error}; it has been written again.")
+        make_folder(self.folder, self.private, self.durable)
+        packet = tree.flatten(_Held(weights))
+        tree.write(packet, path, self.durable, self.private, sync_name=False)
+        self._known[digest] = _stamp(path)
+        return True
 
     def get(self, document: Document, kind: type[T]) -> T:
         """The message a document refers to; its tensors stay in their files until asked for."""
         return tree.assemble(document["shape"], kind, _Stored(self, document))
 
     def weights(self, digest: str) -> Weights:
-        weights = tree.load(self._path(digest), _Held).weights
-        vars(weights)["digest"] = digest  # its name: what a site keeps for long is not read through again every round
+        """The weights of that content; `PacketError` if they are damaged or gone."""
+        path = self._path(digest)
+        weights = tree.load(path, _Held).weights
+        stamp = _stamp(path)
+        if self._known.get(digest) != stamp:
+            if _read_through(weights) != digest:
+                raise PacketError(f"{path} is damaged: its content is not what its name says")
+            self._known[digest] = stamp
+        vars(weights)["digest"] = digest
         return weights
 
     def sweep(self, documents: Iterable[Document]) -> None:
-        """Delete what no document refers to any more."""
+        """Delete what no document refers to."""
         held = list(self.folder.glob("*.safetensors"))
         if held:
-            used = {name for document in documents for name in (*document["weights"].values(), document["tensors"])}
-            for path in held:
-                if path.stem not in used:
-                    path.unlink()
+            used = {name for document in documents for name in names_in(document)}
+            self.drop(path.stem for path in held if path.stem not in used)
+
+    def drop(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._path(digest).unlink(missing_ok=True)
+            self._known.pop(digest, None)
 
     def _path(self, digest: str) -> Path:
         return self.folder / f"{digest}.safetensors"
+
+
+def names_in(document: Document) -> set[str]:
+    """The digests of all that a document refers to."""
+    return {*document["weights"].values(), *([document["tensors"]] if document["tensors"] else [])}
+
+
+def _stamp(path: Path) -> _Stamp:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_through(weights: Weights) -> str:
+    """The digest of weights in a file; their memory is given back."""
+    digest = weights.digest
+    for name, tensor in weights.items():
+        if tensor.nbytes >= SMALL:
+            weights.forget(name)
+    return digest
 
 
 class _Stored:
@@ -74,6 +174,7 @@ class _Stored:
 
     def __init__(self, store: Store, document: Document) -> None:
         self._store, self._document = store, document
+        self._tensors: Weights | None = None
 
     def weights(self, path: str, names: list[str]) -> Weights:
         stored = self._store.weights(self._document["weights"][path])
@@ -82,14 +183,19 @@ class _Stored:
         return stored
 
     def tensor(self, path: str) -> Tensor:
-        return self._store.weights(self._document["tensors"])[path]
+        if self._tensors is None:
+            self._tensors = self._store.weights(self._document["tensors"])
+        return self._tensors[path]
+
+
+# ---------------------------------------------------------------------------------------------- at a site
 
 
 class MemoryShelf:
     """What one site remembers, by round, on its own disk.
 
     A hospital's is `durable` and `private`. A simulation does not wait for the disk: a killed process loses nothing
-    either way, and after a power cut a memory that is missing is noticed.
+    either way, and after a power cut a memory that is missing or damaged is noticed.
     """
 
     def __init__(self, folder: Path, site: SiteName, durable: bool = False, private: bool = False) -> None:
@@ -97,7 +203,7 @@ class MemoryShelf:
         self._store = Store(folder / "store", durable, private)
 
     def at(self, round: int, kind: type[T]) -> T | None:
-        """The memory of exactly that round; None before the first."""
+        """The memory of exactly that round; None before the first. `DamagedError` if it cannot be used."""
         if round < 0:
             return None
         path = self._path(round)
@@ -106,16 +212,23 @@ class MemoryShelf:
                 f"site '{self.site}' has forgotten a round that the server merged from it: {path} is missing. "
                 "Restore the site's memory folder, or start the study again."
             )
-        return self._store.get(read_json(path), kind)
+        try:
+            return self._store.get(read_document(path), kind)
+        except (DamagedError, PacketError, KeyError) as error:
+            raise DamagedError(
+                f"the memory of site '{self.site}' of round {round + 1} cannot be used: {error}. "
+                "Restore the site's memory folder, or start the study again."
+            ) from error
 
     def put(self, round: int, memory: Any, keep: Collection[int]) -> None:
         """Keep this round's memory and those named, which the server may ask for again; drop all others."""
         make_folder(self.folder, self.private, self.durable)
-        write_json(self._store.put(memory), self._path(round), self.durable, self.private)
+        write_document(self._store.put(memory), self._path(round), self.durable, self.private)
         for other in self.rounds():
             if other != round and other not in keep:
                 self._path(other).unlink()
-        self._store.sweep(read_json(self._path(other)) for other in self.rounds())
+        with suppress(DamagedError):  # what a damaged memory refers to is not known: everything stays
+            self._store.sweep([read_document(self._path(other)) for other in self.rounds()])
 
     def before(self, round: int) -> int:
         """The round of the memory before that one; -1 where there is none."""
@@ -126,3 +239,27 @@ class MemoryShelf:
 
     def _path(self, round: int) -> Path:
         return self.folder / f"{round:05d}.json"
+
+
+def write_release(
+    release: Packet, facts: Mapping[str, Any], place: Path, durable: bool = False, private: bool = False
+) -> None:
+    """Store a release in a site's folder, and the facts that go with it."""
+    make_folder(place, private, durable)
+    kept = tree.with_digest(release)
+    tree.write(kept, place / RELEASE, durable, private)
+    write_document({**facts, "release": tree.digest_of(kept)}, place / RELEASE_FACTS, durable, private)
+
+
+def read_release(place: Path) -> tuple[Packet, dict[str, Any]]:
+    """What `write_release` stored, checked; `DamagedError` says what to do if it cannot be used."""
+    remedy = "restore it from a copy, or ask the office for the run, which `consilium federation fetch` brings"
+    try:
+        facts, packet = read_document(place / RELEASE_FACTS), tree.read(place / RELEASE)
+    except (DamagedError, PacketError) as error:
+        raise DamagedError(f"{error}; {remedy}.") from error
+    if tree.digest_of(packet) != facts.get("release"):
+        raise DamagedError(f"{place / RELEASE} is not the one that {RELEASE_FACTS} was written for; {remedy}.")
+    if not tree.digest_of(packet):
+        say_once(f"{place / RELEASE} was written by version 0.1, without a digest: it is used unchecked.")
+    return packet, facts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 import math
 import mmap
@@ -40,6 +41,8 @@ from consilium.weights import SMALL, Weights
 
 T = TypeVar("T")
 HEADER = "message"  # the single metadata key: with two, equal states would not be equal files
+DIGEST = "digest"  # in the header: of all that a file which is kept holds
+_HEADINGS = {"message", "masks", "stamp", DIGEST}
 
 
 class PacketError(UserError):
@@ -107,8 +110,7 @@ def flatten(item: Any) -> Packet:
     masks = {path: list(tensor.shape) for path, tensor in everything.items() if tensor.dtype == torch.bool}
     for path in masks:
         everything[path] = _packed(everything[path])
-    header = json.dumps({"message": shape, "masks": masks}, sort_keys=True, separators=(",", ":"))
-    return Packet(header, everything)
+    return Packet(_text({"message": shape, "masks": masks}), everything)
 
 
 def _packed(mask: Tensor) -> Tensor:
@@ -200,6 +202,8 @@ def unflatten(packet: Packet, kind: type[T]) -> T:
     try:
         head = json.loads(packet.header)
         shape, masks = head["message"], dict(head["masks"])
+        if not head.keys() <= _HEADINGS:
+            raise KeyError(*head.keys() - _HEADINGS)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PacketError("the packet's header is not one of ours") from error
     _check_masks(packet, masks)
@@ -319,9 +323,9 @@ def _bytes(row: list[Tensor]) -> memoryview:
     return joined.view(torch.uint8).numpy().data
 
 
-def write(packet: Packet, path: Path, durable: bool = False, private: bool = False) -> int:
+def write(packet: Packet, path: Path, durable: bool = False, private: bool = False, sync_name: bool = True) -> int:
     """Write a packet as a safetensors file that appears whole or not at all; returns its size in bytes."""
-    return write_parts(pieces(packet), path, durable, private=private)
+    return write_parts(pieces(packet), path, durable, private=private, sync_name=sync_name)
 
 
 class _Entry(NamedTuple):
@@ -389,6 +393,43 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # a private view: nothing is written back
 
 
+def with_digest(packet: Packet) -> Packet:
+    """The packet with a digest of its header and tensors, for a file that is kept: `read` then checks it."""
+    head = {key: value for key, value in json.loads(packet.header).items() if key != DIGEST}
+    return Packet(_text({**head, DIGEST: _digest(head, packet.tensors)}), packet.tensors)
+
+
+def digest_of(packet: Packet) -> str | None:
+    """The digest in a packet's header, which `read` has checked; None for files of version 0.1, which have none."""
+    found = json.loads(packet.header).get(DIGEST) if _has_digest(packet) else None
+    return None if found is None else str(found)
+
+
+def _has_digest(packet: Packet) -> bool:
+    return f'"{DIGEST}":"' in packet.header
+
+
+def _check_digest(packet: Packet) -> None:
+    head = json.loads(packet.header)
+    if head.pop(DIGEST, None) != _digest(head, packet.tensors):
+        raise PacketError("its content is not what was written: it is damaged")
+
+
+def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    hasher = hashlib.sha256(_text(head).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        hasher.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if isinstance(tensors, _FileTensors):
+            tensors.forget(name)  # a file is read through, not kept in memory
+    return hasher.hexdigest()
+
+
+def _text(head: Mapping[str, Any]) -> str:
+    return json.dumps(head, sort_keys=True, separators=(",", ":"))
+
+
 def read_again(packet: Packet, path: Path) -> Packet:
     """A packet that was read from this file as it is there, for another receiver."""
     assert isinstance(packet.tensors, _FileTensors)
@@ -396,7 +437,7 @@ def read_again(packet: Packet, path: Path) -> Packet:
 
 
 def read(path: Path) -> Packet:
-    """The packet in a file; its tensors stay in the file until asked for."""
+    """The packet in a file; its tensors stay in the file until asked for. Its digest is checked if it has one."""
     try:
         tensors = _FileTensors(path)
     except FileNotFoundError as error:
@@ -405,12 +446,18 @@ def read(path: Path) -> Packet:
         raise PacketError(f"{path} is damaged or not a safetensors file ({error})") from error
     if tensors.header is None:
         raise PacketError(f"{path} is a safetensors file, but not one of ours: it has no '{HEADER}' entry")
-    return Packet(tensors.header, tensors)
+    packet = Packet(tensors.header, tensors)
+    if _has_digest(packet):
+        try:
+            _check_digest(packet)
+        except (PacketError, ValueError, AttributeError, KeyError) as error:
+            raise PacketError(f"{path} is damaged: its digest is another") from error
+    return packet
 
 
-def save(item: Any, path: Path) -> None:
-    """Write a message to a file."""
-    write(flatten(item), path)
+def save(item: Any, path: Path, durable: bool = False) -> None:
+    """Write a message to a file that is kept, with its digest."""
+    write(with_digest(flatten(item)), path, durable)
 
 
 def load(path: Path, kind: type[T]) -> T:

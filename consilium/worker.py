@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilium import __version__, tree
+from consilium import __version__
 from consilium.data.cache import SiteArrays, open_site
 from consilium.data.cases import Cases
 from consilium.data.site_folder import Federation
 from consilium.envelope import Envelope
 from consilium.errors import NotForOutsiders, StudyError
-from consilium.files import make_folder, read_json, write_json
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.method import Method
@@ -25,14 +24,13 @@ from consilium.privacy.dp import Veil
 from consilium.refusal import stamped
 from consilium.scores import Row
 from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard, Task
-from consilium.store import MemoryShelf
+from consilium.store import MemoryShelf, read_release, write_release
 from consilium.study import Study
 from consilium.tree import Packet, flatten, unflatten
 from consilium.weights import SiteName
 
 POOLED = "pooled"  # the virtual site that holds all cases
 SCORED = ("valid", "test")
-RELEASE = "release.safetensors"
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,9 @@ class Worker:
         reply = self.veil.over(reply, order, head.run, head.round)
         if self.norm.remembers(self.method):
             # a later memory was never merged; the one before the merged is wanted if the server, which may be
-            # writing that round only now, does not live to do so
-            keep = (merged, self.shelf.before(merged), *head.wanted.get(self.site.card.name, ()))
+            # writing that round only now, does not live to do so, and the one before that if its last state is damaged
+            before = self.shelf.before(merged)
+            keep = (merged, before, self.shelf.before(before), *head.wanted.get(self.site.card.name, ()))
             self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), keep)
         return stamped(reply, head, self.site.card.name)
 
@@ -131,11 +130,8 @@ class Worker:
 
     def deliver(self, release: Packet, head: Envelope) -> None:
         """Store the release beside the memory it goes with, for use without the server."""
-        durable, private = self.shelf.durable, self.shelf.private
-        make_folder(self.place, private, durable)
-        tree.write(release, self.place / RELEASE, durable, private)
         facts = {"run": head.run, "method": head.method, "merged": head.merged.get(self.site.card.name, -1)}
-        write_json(facts, self.place / "release.json", durable, private)
+        write_release(release, facts, self.place, self.shelf.durable, self.shelf.private)
 
     def released(self) -> Predictor:
         """What was delivered here, ready to use; the server is not asked."""
@@ -149,9 +145,9 @@ def kept_at(shelf: MemoryShelf, round: int, method: Method, norm: LocalNorm) -> 
 
 def open_released(method: Method, task: Task, norm: LocalNorm, place: Path, site: SiteName) -> Predictor:
     """What was delivered to a site's folder, with the memory beside it; neither the server nor the data are needed."""
-    merged = read_json(place / "release.json")["merged"]
-    kept = kept_at(MemoryShelf(place / "memory", site), merged, method, norm)
-    return deployed(method, task, norm, kept, tree.read(place / RELEASE))
+    release, facts = read_release(place)
+    kept = kept_at(MemoryShelf(place / "memory", site), facts["merged"], method, norm)
+    return deployed(method, task, norm, kept, release)
 
 
 def deployed(method: Method, task: Task, norm: LocalNorm, kept: Any | None, release: Packet) -> Predictor:

@@ -141,5 +141,5 @@ def test_a_damaged_memory_is_said(tmp_path: Path) -> None:
     shelf = MemoryShelf(tmp_path, "hk")
     remembered(shelf, 0, -1, 1.0)
     (tmp_path / "00000.json").write_text("{")
-    with pytest.raises(RunError, match=r"00000.json cannot be read"):
+    with pytest.raises(RunError, match=r"00000.json is damaged"):
         shelf.at(0, Memory)

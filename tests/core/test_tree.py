@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_equal_messages_are_equal_files(tmp_path: Path) -> None:
     tree.save(first, tmp_path / "first")
     tree.save(second, tmp_path / "second")
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
-    assert tree.to_bytes(flatten(first)) == (tmp_path / "first").read_bytes()
+    assert tree.to_bytes(tree.with_digest(flatten(first))) == (tmp_path / "first").read_bytes()
 
 
 def test_a_file_backed_message_is_written_again_byte_for_byte(tmp_path: Path) -> None:
@@ -304,6 +305,38 @@ def test_a_damaged_file_is_refused_in_a_sentence_with_its_name(how: str, tmp_pat
     with pytest.raises(PacketError) as error:
         tree.load(path, Small)
     assert words in str(error.value) and "state.safetensors" in str(error.value)
+
+
+def _flips(path: Path, bits: int) -> Iterator[bytes]:
+    """The file with one bit turned over, at every byte."""
+    content = path.read_bytes()
+    for place in range(len(content)):
+        for bit in range(bits):
+            turned = bytearray(content)
+            turned[place] ^= 1 << (place + bit) % 8
+            yield bytes(turned)
+
+
+@pytest.mark.parametrize("bits", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_no_turned_bit_of_a_kept_file_is_used(bits: int, tmp_path: Path) -> None:
+    """Whatever bit of the file turns over, in its header, table or tensors: the message is the one saved or refused."""
+    item, path, turned = small(1.5), tmp_path / "state.safetensors", tmp_path / "turned.safetensors"
+    tree.save(item, path)
+    expected, used = digest(item), 0
+    for content in _flips(path, bits):
+        turned.write_bytes(content)
+        with suppress(PacketError):
+            used += digest(tree.load(turned, Small)) != expected
+    assert used == 0
+
+
+def test_a_file_of_0_1_has_no_digest_and_opens(tmp_path: Path) -> None:
+    item = small(1.5)
+    tree.write(flatten(item), tmp_path / "old.safetensors")
+    assert tree.digest_of(tree.read(tmp_path / "old.safetensors")) is None
+    assert digest(tree.load(tmp_path / "old.safetensors", Small)) == digest(item)
+    tree.save(item, tmp_path / "new.safetensors")
+    assert tree.digest_of(tree.read(tmp_path / "new.safetensors"))
 
 
 def test_a_message_holds_nothing_else() -> None:
