@@ -1,18 +1,16 @@
 """Start-up kits: one folder per participant with its own certificate, made once by whoever runs the consortium.
 
-NVIDIA FLARE makes the certificates and the settings; what is changed here: jobs are stored in the server's own folder,
-nothing of a site's logs is sent to the server, and only `consilium` may be run by a job.
+NVIDIA FLARE makes the certificates and the settings; `kit_settings` closes what a study does not need. A kit and the
+authority's folder are their owner's alone: 0700 and 0600, whatever the umask is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.ctx import ProvisionContext
@@ -25,20 +23,10 @@ from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
 from consilium.errors import DataError, WorkError
+from consilium.federation.kit_settings import close_kit
 from consilium.federation.project import OFFICE, Project
 from consilium.federation.readme import write_readme
 from consilium.files import write_json
-
-ALLOWED = ["consilium.federation"]  # the only classes a job may name
-RIGHTS = {  # of the office, everywhere: studies and nothing else; no code in jobs, no commands on other machines
-    "format_version": "1.0",
-    "permissions": {
-        "project_admin": {
-            **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view"), "any"),
-            **dict.fromkeys(("operate", "shell_commands", "byoc", "server-predeployed-flwr"), "none"),
-        }
-    },
-}
 
 
 def make_kits(project: Project, to: Path) -> dict[str, Path]:
@@ -47,7 +35,7 @@ def make_kits(project: Project, to: Path) -> dict[str, Path]:
         raise DataError(f"{to.resolve()} has a space in it, which NVIDIA FLARE cannot bear; choose another folder.")
     if (to / "authority").exists():
         raise DataError(f"{to} has kits already; new ones would not fit the old. Choose another folder.")
-    to.mkdir(parents=True, exist_ok=True)
+    to.mkdir(mode=0o700, parents=True, exist_ok=True)
     participants = [
         Participant("server", project.server, "consilium", {"fed_learn_port": project.port}),
         *(Participant("client", name, "consilium", {"allow_log_streaming": False}) for name in project.sites),
@@ -71,36 +59,16 @@ def make_kits(project: Project, to: Path) -> dict[str, Path]:
         names = {"server": project.server, "office": OFFICE}
         for name, kit in kits.items():
             shutil.move(folder / names.get(name, name), kit)
-            _settle(kit, name, project)
+            write_json({"project": project.name, "name": name, "sites": list(project.sites)}, kit / "consilium.json")
+            write_readme(kit, name)
+            close_kit(kit, name if name in ("server", "office") else "site")
+            make_private(kit)
+        make_private(folder.parent / "state")
         shutil.move(folder.parent / "state", to / "authority")
-        (to / "authority").chmod(0o700)
     return kits
 
 
-def _settle(kit: Path, name: str, project: Project) -> None:
-    """Our settings in place of the defaults."""
-    write_json({"project": project.name, "name": name, "sites": list(project.sites)}, kit / "consilium.json")
-    write_readme(kit, name)
-    kit.chmod(0o700)
-    if name == "office":
-        return
-    default = kit / "local" / "resources.json.default"
-    settings: dict[str, Any] = json.loads(default.read_text(encoding="utf-8"))
-    settings["class_allow_list"] = ALLOWED
-    parts = {part["id"]: part for part in settings["components"]}
-    if name == "server":
-        settings["servers"][0]["heart_beat_timeout"] = 60
-        parts["job_scheduler"]["args"] = {
-            "max_jobs": 1,
-            "max_schedule_count": 1_000_000,
-            "min_schedule_interval": 1.0,
-            "max_schedule_interval": 10.0,
-        }
-        del parts["log_receiver"]
-        parts["returning"] = {"id": "returning", "path": "consilium.federation.returning.Returning", "args": {}}
-    else:
-        settings["allow_log_streaming"] = False
-        del parts["site_log_streamer"]
-    settings["components"] = list(parts.values())
-    write_json(settings, kit / "local" / "resources.json")
-    write_json(RIGHTS, kit / "local" / "authorization.json")
+def make_private(folder: Path) -> None:
+    """Nobody but the owner reads what is in a folder."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)

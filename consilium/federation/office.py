@@ -18,7 +18,9 @@ from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from consilium.errors import RunError, StudyError, WorkError
+from consilium.federation.cell_guard import guard_cells
 from consilium.federation.downloads import copy_plain, guard_downloads, inside
+from consilium.federation.job_files import write_app
 from consilium.federation.project import OFFICE
 from consilium.federation.supervisor import kit_of
 from consilium.files import read_json
@@ -47,8 +49,8 @@ def for_federation(study: Study, sites: tuple[str, ...]) -> Study:
 
 def write_job(study: Study, folder: Path) -> Path:
     """A job in NVIDIA FLARE's layout: two small settings and the study; no code."""
-    app = folder / study.name / "app" / "config"
-    app.mkdir(parents=True)
+    job = folder / study.name
+    write_app(job / "app", study.to_toml())
     sites = [*study.plan.sites, *study.plan.leave_out]
     meta = {
         "name": study.name,
@@ -56,21 +58,8 @@ def write_job(study: Study, folder: Path) -> Path:
         "min_clients": 1,
         "deploy_map": {"app": ["server", *sites]},
     }
-    server = {
-        "format_version": 2,
-        "workflows": [{"id": "run", "path": "consilium.federation.server_job.ServerJob", "args": {}}],
-    }
-    site = {
-        "format_version": 2,
-        "executors": [
-            {"tasks": ["*"], "executor": {"path": "consilium.federation.site_job.SiteJob", "args": {}}},
-        ],
-    }
-    (app.parent.parent / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    (app / "config_fed_server.json").write_text(json.dumps(server), encoding="utf-8")
-    (app / "config_fed_client.json").write_text(json.dumps(site), encoding="utf-8")
-    (app / "study.toml").write_text(study.to_toml(), encoding="utf-8")
-    return app.parent.parent
+    (job / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    return job
 
 
 @dataclass(frozen=True)
@@ -194,6 +183,7 @@ def open_office(kit: Path, seconds: float = 10.0) -> Iterator[Office]:
     """Log in with the office's kit."""
     facts = kit_of(kit, "office")
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+    guard_cells()
     guard_downloads()
     session = _log_in(kit, seconds)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -17,7 +16,8 @@ import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 from consilium import children
 from consilium.errors import DataError
 from consilium.federation.hospital import read_hospital
-from consilium.files import append_lines, make_folder, read_json, write_json
+from consilium.federation.kit_settings import close_kit
+from consilium.files import append_lines, make_folder, read_json
 
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
@@ -44,10 +44,9 @@ def command(folder: Path, kind: str, name: str) -> list[str]:
     """How a participant's process is started."""
     if " " in str(folder):
         raise DataError(f"{folder} has a space in it, which NVIDIA FLARE cannot bear; move the kit.")
-    module = "server.server_train" if kind == "server" else "client.client_train"
     who = [] if kind == "server" else [f"uid={name}"]
     return [
-        *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}"),
+        *(sys.executable, "-u", "-m", "consilium.federation.start", kind),
         *("-m", str(folder), "-s", f"fed_{'server' if kind == 'server' else 'client'}.json"),
         *("--set", "secure_train=true", *who, "org=consilium", "config_folder=config"),
     ]
@@ -57,9 +56,8 @@ def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list
     """The command and the environment of a participant, after a look at its kit and its hospital.toml."""
     folder = folder.resolve()
     facts = kit_of(folder, kind)
-    if kind == "server":
-        _keep_jobs_here(folder)
-    elif hospital is not None:
+    close_kit(folder, kind)
+    if hospital is not None:
         settings = read_hospital(hospital)
         if settings.site != facts["name"]:
             raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
@@ -67,17 +65,6 @@ def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list
     own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
     memory = children.PASSING_ON if kind == "server" else children.TRAINING
     return command(folder, kind, str(facts["name"])), {**children.environment(memory), **QUICK, **own}
-
-
-def _keep_jobs_here(folder: Path) -> None:
-    """Jobs in the server's own folder, wherever the kit has been moved."""
-    path = folder / "local" / "resources.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(folder / "snapshots")
-    for part in settings["components"]:
-        if part["id"] == "job_manager":
-            part["args"]["uri_root"] = str(folder / "jobs")
-    write_json(settings, path)
 
 
 def supervise(folder: Path, kind: str, hospital: Path | None = None) -> None:

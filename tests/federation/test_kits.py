@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,10 @@ def test_a_project_file_is_written_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sites", "why"),
-    [((), "at least one"), (("ada", "ada"), "once"), (("a/b",), "cannot be used"), (("server",), "server")],
+    [
+        *(((), "at least one"), (("ada", "ada"), "once"), (("a/b",), "cannot be used"), (("server",), "another")),
+        *((("office",), "another"), (("authority",), "another"), (("ada.bea",), "no '.'"), (("localhost",), "another")),
+    ],
 )
 def test_names_that_cannot_work_are_refused(sites: tuple[str, ...], why: str) -> None:
     with pytest.raises(StudyError, match=why):
@@ -41,11 +46,13 @@ def test_a_kits_readme_names_our_own_start(tmp_path: Path) -> None:
         assert ".sh" not in texts[0]
 
 
-def test_kits_send_no_logs_and_run_only_this_package(tmp_path: Path) -> None:
+def test_kits_send_no_logs_and_run_only_studies(tmp_path: Path) -> None:
     kits = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
     site = json.loads((kits["ada"] / "local/resources.json").read_text())
     assert site["allow_log_streaming"] is False
-    assert site["class_allow_list"] == ["consilium.federation"]
+    assert site["class_allow_list"] == ["consilium.federation.site_entry.SiteJob"]
+    server = json.loads((kits["server"] / "local/resources.json").read_text())
+    assert server["class_allow_list"] == ["consilium.federation.server_entry.ServerJob"]
     assert not [part for part in site["components"] if "log" in part["id"]]
     rights = json.loads((kits["ada"] / "local/authorization.json").read_text())["permissions"]
     assert list(rights) == ["project_admin"]
@@ -60,3 +67,46 @@ def test_kits_send_no_logs_and_run_only_this_package(tmp_path: Path) -> None:
     hospital.write_text('site = "bea"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n')
     with pytest.raises(DataError, match="but the kit is of 'ada'"):
         prepare(kits["ada"], "site", hospital)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_kits_and_the_authority_are_their_owners_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "kits", *(tmp_path / "kits").rglob("*")]
+    assert {path.name for path in paths} >= {"authority", "cert.json", "client.key", "resources.json"}
+    wrong = [str(path) for path in paths if stat.S_IMODE(path.stat().st_mode) != (0o700 if path.is_dir() else 0o600)]
+    assert wrong == []
+
+
+def test_no_kit_holds_a_start_that_goes_round_ours(tmp_path: Path) -> None:
+    kits = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
+    assert not [path for kit in kits.values() for path in kit.rglob("*.sh")]
+    for name, kind in (("ada", "site"), ("server", "server")):
+        arguments, _ = prepare(kits[name], kind)
+        assert arguments[arguments.index("-m") + 1 :][:2] == ["consilium.federation.start", kind]
+
+
+def test_a_kit_of_an_earlier_version_is_closed_when_it_starts(tmp_path: Path) -> None:
+    kit = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")["ada"]
+    path = kit / "local/resources.json"
+    settings = json.loads(path.read_text())
+    settings |= {"class_allow_list": ["consilium.federation"], "mine": 7, "app_validator": None}
+    settings["components"][-1]["path"] = (
+        "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+    )
+    settings["components"].append({"id": "site_log_streamer", "path": "x.y"})
+    path.write_text(json.dumps(settings))
+    (kit / "local/comm_config.json").unlink()
+    (kit / "startup/start.sh").write_text("python3 -m nvflare…")
+    prepare(kit, "site")
+    closed = json.loads(path.read_text())
+    assert closed["class_allow_list"] == ["consilium.federation.site_entry.SiteJob"]
+    assert closed["app_validator"]["path"] == "consilium.federation.launchers.JobFilesValidator"
+    assert [part["path"] for part in closed["components"]][-1] == "consilium.federation.launchers.SiteJobStarter"
+    assert closed["mine"] == 7  # the owner's other settings stay
+    assert json.loads((kit / "local/comm_config.json").read_text())["internal"]["scheme"] == "unix"
+    assert not (kit / "startup/start.sh").exists()

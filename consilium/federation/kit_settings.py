@@ -1,0 +1,86 @@
+"""The settings of a kit that keep it closed: written when it is made, and again whenever its process starts.
+
+So kits made by earlier versions are closed too, and a kit that has been moved works. Other settings of the owner's
+stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from consilium.federation.job_files import SERVER_CLASS, SITE_CLASS
+from consilium.federation.local_socket import FOLDER, SCHEME
+from consilium.files import write_json
+
+LARGEST_MESSAGE = 64 << 20  # bytes of one message in memory; ours travel in parts of 16 MB
+RIGHTS = {  # of the office, everywhere: studies and nothing else; no code in jobs, no commands on other machines
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": {
+            **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view"), "any"),
+            **dict.fromkeys(("operate", "shell_commands", "byoc", "server-predeployed-flwr"), "none"),
+        }
+    },
+}
+LAUNCHERS = "consilium.federation.launchers"
+LOGS = ("log_receiver", "site_log_streamer")  # would send a site's logs to the server
+SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh", "docker.sh", "fl_admin.sh")  # would start without these checks
+
+
+def close_kit(kit: Path, kind: str) -> None:
+    """Our settings in place of NVIDIA FLARE's defaults; `kind` is server, site or office."""
+    for script in SCRIPTS:
+        (kit / "startup" / script).unlink(missing_ok=True)
+    if kind == "office":
+        return
+    path = kit / "local" / "resources.json"
+    source = path if path.exists() else path.with_name("resources.json.default")
+    settings: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
+    parts = {part["id"]: part for part in settings["components"] if part["id"] not in LOGS}
+    settings["class_allow_list"] = [SERVER_CLASS if kind == "server" else SITE_CLASS]
+    settings["class_list_enforcement_mode"] = "enforce"
+    settings["app_validator"] = {"path": f"{LAUNCHERS}.JobFilesValidator", "args": {}}
+    if kind == "server":
+        _set_server(settings, parts, kit)
+    else:
+        settings["allow_log_streaming"] = False
+        parts["process_launcher"]["path"] = f"{LAUNCHERS}.SiteJobStarter"
+    settings["components"] = list(parts.values())
+    _update(settings, path)
+    _update(RIGHTS, kit / "local" / "authorization.json")
+    _update(_communication(kit), kit / "local" / "comm_config.json")
+
+
+def _set_server(settings: dict[str, Any], parts: dict[str, Any], kit: Path) -> None:
+    settings["servers"][0]["heart_beat_timeout"] = 60
+    settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
+    parts["job_manager"]["args"]["uri_root"] = str(kit / "jobs")
+    parts["job_scheduler"]["args"] = {
+        "max_jobs": 1,
+        "max_schedule_count": 1_000_000,
+        "min_schedule_interval": 1.0,
+        "max_schedule_interval": 10.0,
+    }
+    parts["process_launcher"]["path"] = f"{LAUNCHERS}.ServerJobStarter"
+    parts["returning"] = {"id": "returning", "path": "consilium.federation.returning.Returning", "args": {}}
+
+
+def _communication(kit: Path) -> dict[str, Any]:
+    return {
+        "allow_adhoc_conns": False,
+        "max_message_size": LARGEST_MESSAGE,
+        "streaming_max_blob_size": LARGEST_MESSAGE,
+        "internal": {"scheme": SCHEME, "resources": {FOLDER: str(kit.resolve())}},
+    }
+
+
+def _update(settings: dict[str, Any], path: Path) -> None:
+    """Write settings only where they differ: a kit may lie on a disk that is read-only or full."""
+    try:
+        same = json.loads(path.read_text(encoding="utf-8")) == settings
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        write_json(settings, path, private=True)
