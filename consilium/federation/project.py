@@ -11,6 +11,7 @@ from consilium.errors import DataError, StudyError
 from consilium.fields import fill, plain, to_toml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RESERVED = ("server", "office", "authority")  # folders of kits, and parties
 OFFICE = "office@consilium.org"  # the one who may submit studies, by certificate
 
 
@@ -29,8 +30,11 @@ class Project:
                 raise StudyError(f"the name {name!r} cannot be used; write letters, digits, '-', '_' or '.'.")
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise StudyError("name every site once, and at least one.")
-        if self.server in self.sites or "server" in self.sites:
-            raise StudyError("a site cannot have the server's name.")
+        for name in self.sites:
+            if name in (self.server, *RESERVED):
+                raise StudyError(f"'{name}' is a name within every federation; give the site another.")
+            if "." in name:
+                raise StudyError(f"the site '{name}' must have no '.' in its name: NVIDIA FLARE splits it there.")
         if not 1 <= self.port <= 65535:
             raise StudyError(f"port {self.port}: it must be from 1 to 65535.")
 
