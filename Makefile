@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all check bench clean
+.PHONY: setup demo test test-all check docs bench clean
 
 setup: .venv/.ready
 
@@ -25,6 +25,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 0 tests/architecture
+
+# a broken link or a name that is not there is an error
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: setup
 	$(BIN)/python -m benchmarks
