@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,9 +63,13 @@ def kits(
 @app.command()
 def server(
     kit: Annotated[Path, typer.Argument(help="The server's kit.", metavar="KIT")],
+    code: Annotated[
+        list[str] | None,
+        typer.Option(help="A class of another package that studies may name; may be repeated.", metavar="MODULE:CLASS"),
+    ] = None,
 ) -> None:
     """Keep the server running until it is stopped (Ctrl-C or SIGTERM)."""
-    _supervise(kit, "server", None)
+    _supervise(kit, "server", None, code or [])
 
 
 @app.command()
@@ -196,11 +201,11 @@ def try_(
     typer.echo(str(try_federation(loaded, sites, runs)))
 
 
-def _supervise(kit: Path, kind: str, hospital: Path | None) -> None:
+def _supervise(kit: Path, kind: str, hospital: Path | None, code: Sequence[str] = ()) -> None:
     require_flare()
     from consilium.federation.supervisor import supervise
 
-    supervise(kit, kind, hospital)
+    supervise(kit, kind, hospital, code)
 
 
 def _office(kit: Path) -> Any:

@@ -26,11 +26,12 @@ from nvflare.apis.signal import Signal
 
 from consilium import engine
 from consilium.errors import UserError, WorkError
+from consilium.federation.job_files import STUDY
+from consilium.federation.named_code import allowed_code, read_submitted
 from consilium.federation.parts import confirmed, cut, follows, is_part
 from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
-from consilium.files import write_json
+from consilium.files import make_folder, write_json
 from consilium.run_folder import RunFolder
-from consilium.study import load_study
 from consilium.weights import SiteName
 from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, Body, FlareWire, GoOn, mapped, patience
 
@@ -194,7 +195,16 @@ class ServerJob(Controller):  # type: ignore[misc]
         workspace = fl_ctx.get_engine().get_workspace()
         job = fl_ctx.get_job_id()
         kit = Path(workspace.get_root_dir())
-        study = load_study(Path(workspace.get_app_config_dir(job)) / "study.toml")
+        try:
+            study = read_submitted(Path(workspace.get_app_config_dir(job)) / STUDY, allowed_code())
+        except UserError as error:
+            refused = {"job": job, "run": "", "state": "stopped", "said": str(error)}
+            write_json(refused, outcome_path(kit, job))
+            results = Path(workspace.get_run_dir(job)) / "results"
+            make_folder(results)
+            write_json(refused, results / "outcome.json")
+            self.system_panic(str(error), fl_ctx)
+            return
         folder = RunFolder.create(study, runs_of(kit))
         fl_ctx.get_engine().register_app_command("journal", _journal, folder)
         outcome: dict[str, Any] = {"job": job, "run": folder.path.name, "state": "running", "said": ""}

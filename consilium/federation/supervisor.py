@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from consilium import children
 from consilium.errors import DataError
 from consilium.federation.hospital import read_hospital
 from consilium.federation.kit_settings import close_kit
+from consilium.federation.named_code import ALLOWED
 from consilium.files import append_lines, make_folder, read_json
 
 QUICK = {
@@ -52,8 +53,13 @@ def command(folder: Path, kind: str, name: str) -> list[str]:
     ]
 
 
-def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a participant, after a look at its kit and its hospital.toml."""
+def prepare(
+    folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a participant, after a look at its kit and its hospital.toml.
+
+    `code` names classes of other packages that a study may name at this server.
+    """
     folder = folder.resolve()
     facts = kit_of(folder, kind)
     close_kit(folder, kind)
@@ -62,14 +68,14 @@ def prepare(folder: Path, kind: str, hospital: Path | None = None) -> tuple[list
         if settings.site != facts["name"]:
             raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
         make_folder(Path(settings.memory), private=True)
-    own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {}
+    own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {ALLOWED: " ".join(code)}
     memory = children.PASSING_ON if kind == "server" else children.TRAINING
     return command(folder, kind, str(facts["name"])), {**children.environment(memory), **QUICK, **own}
 
 
-def supervise(folder: Path, kind: str, hospital: Path | None = None) -> None:
+def supervise(folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = ()) -> None:
     """Keep a participant running until this process is told to stop; its output goes to `process.log` in the kit."""
-    arguments, variables = prepare(folder, kind, hospital)
+    arguments, variables = prepare(folder, kind, hospital, code)
     stop = threading.Event()
     before = {which: signal.signal(which, lambda *_: stop.set()) for which in (signal.SIGTERM, signal.SIGINT)}
     try:
