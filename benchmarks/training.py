@@ -40,7 +40,7 @@ def long_rounds(folder: Path, repeats: int) -> list[Measured]:
 def three_models(folder: Path, repeats: int) -> list[Measured]:
     """FedSM trains a global model, a personal one and a selector on the same batches; a round takes ten seconds."""
     epochs = _epochs(folder, three=True)
-    how = {"method.optimizer_state": '"fresh"', "method.confidence": 0.5}  # so that the global model is FedAvg's
+    how = {"method.confidence": 0.5}
     study = _study(folder, epochs, 2, "demo_fedsm.toml", how)
     what = f"a round of FedSM, three models, {epochs} epochs"
     return [_against_bare("fedsm", what, study, folder, repeats, 1.05, "three bare loops")]
@@ -83,6 +83,7 @@ def _study(
         "study.rounds": rounds,
         "study.score_every": rounds,
         "local.epochs": epochs,
+        "local.optimizer_state": '"fresh"',  # as the bare loops do it
         **(more or {}),
     }
     return load_study(study_file(file), [f"{key}={value}" for key, value in changes.items()])

@@ -7,7 +7,7 @@ name taken out of the path, `personal/hk/…` in a release is the `personal/…`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from consilium.errors import StudyError
 from consilium.method import Method
-from consilium.site import Task
+from consilium.site import Local, Task
 from consilium.tree import Packet, message
 from consilium.weights import SiteName, Weights
 
@@ -53,9 +53,9 @@ class LocalNorm:
     def kept(self, method: Method) -> type:
         return _kept_type(method.Memory)
 
-    def remembers(self, method: Method) -> bool:
+    def remembers(self, method: Method, local: Local) -> bool:
         """Whether a site has anything to keep from round to round."""
-        return bool(self.names or fields(method.Memory))
+        return bool(self.names) or method.remembers(local)
 
     def onto(self, packet: Packet, own: Weights | None) -> Packet:
         """An incoming packet with the site's own normalisation in place of the shared one."""

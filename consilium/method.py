@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from consilium import tree
-from consilium.site import Batch, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.tree import hints_of, message
 from consilium.weights import SiteName, Weights
 
@@ -43,6 +43,7 @@ __all__ = [
     "LossOfBatch",
     "Maybe",
     "Method",
+    "OptimizerState",
     "PersonalModel",
     "Phase",
     "Valid",
@@ -87,6 +88,14 @@ class Maybe:
     once: bool = False  # it is left out unless the order says `wanted`; else it is sent as a rule
 
 
+@message
+class OptimizerState:
+    """What an optimiser keeps between rounds, by parameter name."""
+
+    step: int
+    slots: Mapping[str, Weights]  # for Adam: exp_avg, exp_avg_sq
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """Six verbs, functions of their arguments. See the module's example."""
@@ -101,11 +110,14 @@ class Method(ABC):
     deployable: ClassVar[bool] = True  # False: simulation only
     pooled: ClassVar[bool] = False  # True: trains on one virtual site that holds all cases
     unlabelled: ClassVar[bool] = False  # True: also learns from cases without a mask, by labels it makes itself
+    optimizer_state: ClassVar[str] = ""  # "fresh": the method fixes [local] optimizer_state; empty: the study decides
     differences: ClassVar[tuple[str, ...]] = ()  # from the paper, as its page says
 
     @message
     class Memory:
-        """Kept by one site between rounds, never sent. Empty for a stateless method."""
+        """Kept by one site between rounds, never sent. A method that keeps more derives its own from this."""
+
+        states: Mapping[str, OptimizerState] = field(default_factory=dict, kw_only=True)  # of optimisers, if kept
 
     def phases(self, rounds: int) -> list[Phase]:
         return [Phase("train", rounds)]
@@ -117,6 +129,11 @@ class Method(ABC):
     def remember(self, site: Site) -> Any:
         """A site's first memory."""
         return self.Memory()
+
+    def remembers(self, local: Local) -> bool:
+        """Whether a site keeps anything between rounds."""
+        names = {f.name for f in dataclasses.fields(self.Memory)}
+        return bool(names - ({"states"} if local.optimizer_state == "fresh" else set()))
 
     @abstractmethod
     def start(self, task: Task, roster: Roster) -> Any: ...

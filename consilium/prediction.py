@@ -83,7 +83,8 @@ def _at_home(folder: RunFolder, study: Study, task: Task, server: Any, site: str
     """What a site of the run would use: with its own memory, for methods whose personal part never left it."""
     cards = read_json(folder.path / "origin.json")["members"]
     shelf = MemoryShelf(folder.path / "sites" / site / "memory", site)
-    kept = kept_at(shelf, best.merged[site], study.method, LocalNorm.of(task, study.local.batchnorm, site))
+    norm = LocalNorm.of(task, study.local.batchnorm, site)
+    kept = kept_at(shelf, best.merged[site], study.method, norm, study.local)
     release = study.method.release(server, card_from_json(cards[site]))
     return study.method.deploy(task, kept.memory if kept else None, release)
 
@@ -99,7 +100,7 @@ def open_at_hospital(hospital: Hospital, run: str | None = None) -> tuple[Study,
     study = load_study(place / "study.toml")
     task = study.task.on(pick_device(hospital.device, 0))
     norm = LocalNorm.of(task, study.local.batchnorm, hospital.site)
-    return study, open_released(study.method, task, norm, place, hospital.site)
+    return study, open_released(study.method, task, norm, study.local, place, hospital.site)
 
 
 def predict(run: Path, images: Sequence[Path], to: Path, site: str | None = None) -> list[Prediction]:

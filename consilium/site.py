@@ -103,6 +103,7 @@ class Local:
     device: str = "auto"  # cpu, cuda, cuda:1, mps
     precision: str = "float32"  # "bfloat16", "float16": mixed precision
     batchnorm: str = "average"  # "local-statistics", "local"
+    optimizer_state: str = "kept"  # from round to round, at the site; "fresh": every round starts without it
 
     def __post_init__(self) -> None:
         choices = {
@@ -110,6 +111,7 @@ class Local:
             "schedule": ("constant", "decay", "warmup-cosine", "warmup-restarts"),
             "precision": ("float32", "bfloat16", "float16"),
             "batchnorm": ("average", "local-statistics", "local"),
+            "optimizer_state": ("kept", "fresh"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

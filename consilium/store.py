@@ -19,6 +19,7 @@ from torch import Tensor
 from consilium import tree
 from consilium.errors import RunError
 from consilium.files import make_folder, read_json, sync_folder, write_json
+from consilium.legacy import current_memory
 from consilium.tree import Packet, PacketError, message
 from consilium.weights import SMALL, SiteName, Weights
 
@@ -213,7 +214,7 @@ class MemoryShelf:
                 "Restore the site's memory folder, or start the study again."
             )
         try:
-            return self._store.get(read_document(path), kind)
+            return self._store.get(current_memory(read_document(path), kind), kind)
         except (DamagedError, PacketError, KeyError) as error:
             raise DamagedError(
                 f"the memory of site '{self.site}' of round {round + 1} cannot be used: {error}. "

@@ -22,6 +22,7 @@ from consilium.data.preprocess import Preprocess, told
 from consilium.data.site_folder import Federation, read_federation, refuse
 from consilium.errors import DataError, StudyError
 from consilium.fields import fill, nearest, plain, to_toml
+from consilium.legacy import current_study
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
 from consilium.methods.averaged import Averaged, Release, check_averaging
@@ -208,6 +209,7 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
             raise StudyError(f"there is no section [{section}]{_hint(section, sections)}")
         if not isinstance(table, Mapping):
             raise StudyError(f"'{section}' must be a section: write [{section}] and its keys below it.")
+    tables = current_study(tables)
     if "facts" in tables:  # a run's own study, and an office's, can be read where the data are not
         data = fill(Source, {"federation": "", **tables.get("data", {})}, "data")
     else:
@@ -222,7 +224,7 @@ def make_study(tables: Mapping[str, Any], beside: Path | None = None) -> Study:
         kind = "slices" if preprocess.slices else "images"
         raise StudyError(f"[preprocess] size = {list(preprocess.size)}: the network sees {seen.dimensions}-D {kind}.")
     task_fields, network = _task(tables.get("task", {}), seen)
-    local = fill(Local, tables.get("local", {}), "local")
+    local = _local(tables.get("local", {}), name, method)
     plan = fill(Plan, _spelled_out(tables.get("study", {})), "study")
     privacy = fill(Privacy, tables.get("privacy", {}), "privacy")
     privacy.check(name, method, local)
@@ -292,6 +294,20 @@ def _method(table: Mapping[str, Any]) -> tuple[str, Method]:
     if kind is None:
         raise StudyError(f"[method] name = '{name}': there is no such method{_hint(name, METHODS)}")
     return name, fill(kind, table, "method", about=f" of {name}")
+
+
+def _local(table: Mapping[str, Any], name: str, method: Method) -> Local:
+    """`[local]`; a method that fixes the optimiser's state has it its way, unless the study asks for the other."""
+    local = fill(Local, table, "local")
+    fixed = method.optimizer_state
+    if not fixed or local.optimizer_state == fixed:
+        return local
+    if "optimizer_state" in table:
+        raise StudyError(
+            f"[local] optimizer_state = '{local.optimizer_state}': method '{name}' fixes it to '{fixed}', as its paper "
+            f"does; write '{fixed}', or leave the key out."
+        )
+    return replace(local, optimizer_state=fixed)
 
 
 def _task(table: Mapping[str, Any], facts: Facts) -> tuple[TaskFields, Network]:

@@ -49,7 +49,7 @@ class PacketError(UserError):
     """A packet is damaged or is not of the type its receiver expects."""
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def message(cls: type[T]) -> type[T]:
     """Make a class a message: a frozen dataclass whose fields the tree can carry."""
     return dataclasses.dataclass(frozen=True)(cls)

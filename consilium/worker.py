@@ -23,7 +23,7 @@ from consilium.method import Method
 from consilium.privacy.dp import Veil
 from consilium.refusal import stamped
 from consilium.scores import Row
-from consilium.site import Batch, Mark, Predictor, Roster, Site, SiteCard, Task
+from consilium.site import Batch, Local, Mark, Predictor, Roster, Site, SiteCard, Task
 from consilium.store import MemoryShelf, read_release, write_release
 from consilium.study import Study
 from consilium.tree import Packet, flatten, unflatten
@@ -58,7 +58,7 @@ class Worker:
         uplink, memory = self.method.train(self.site, memory, got, head.round)
         reply, own = self.norm.off(flatten(self.veil.bare(uplink)), order, own)
         reply = self.veil.over(reply, order, head.run, head.round)
-        if self.norm.remembers(self.method):
+        if self.norm.remembers(self.method, self.site.local):
             # a later memory was never merged; the one before the merged is wanted if the server, which may be
             # writing that round only now, does not live to do so, and the one before that if its last state is damaged
             before = self.shelf.before(merged)
@@ -68,7 +68,7 @@ class Worker:
 
     def kept(self, round: int) -> Any | None:
         """The memory of that round, where there is one."""
-        return kept_at(self.shelf, round, self.method, self.norm) if self.member else None
+        return kept_at(self.shelf, round, self.method, self.norm, self.site.local) if self.member else None
 
     def predictor(self, release: Packet, merged: int) -> Predictor:
         """What a release becomes at this site, with its memory."""
@@ -135,18 +135,18 @@ class Worker:
 
     def released(self) -> Predictor:
         """What was delivered here, ready to use; the server is not asked."""
-        return open_released(self.method, self.site.task, self.norm, self.place, self.site.card.name)
+        return open_released(self.method, self.site.task, self.norm, self.site.local, self.place, self.site.card.name)
 
 
-def kept_at(shelf: MemoryShelf, round: int, method: Method, norm: LocalNorm) -> Any | None:
+def kept_at(shelf: MemoryShelf, round: int, method: Method, norm: LocalNorm, local: Local) -> Any | None:
     """What a site kept in that round; None where there is nothing to keep."""
-    return shelf.at(round, norm.kept(method)) if norm.remembers(method) else None
+    return shelf.at(round, norm.kept(method)) if norm.remembers(method, local) else None
 
 
-def open_released(method: Method, task: Task, norm: LocalNorm, place: Path, site: SiteName) -> Predictor:
+def open_released(method: Method, task: Task, norm: LocalNorm, local: Local, place: Path, site: SiteName) -> Predictor:
     """What was delivered to a site's folder, with the memory beside it; neither the server nor the data are needed."""
     release, facts = read_release(place)
-    kept = kept_at(MemoryShelf(place / "memory", site), facts["merged"], method, norm)
+    kept = kept_at(MemoryShelf(place / "memory", site), facts["merged"], method, norm, local)
     return deployed(method, task, norm, kept, release)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -12,17 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from consilium.method import OptimizerState
 from consilium.site import Batch, Local, Round, Site, Task
-from consilium.tree import message
 from consilium.weights import Weights
-
-
-@message
-class OptimizerState:
-    """What an optimiser keeps between rounds, by parameter name."""
-
-    step: int
-    slots: Mapping[str, Weights]  # for Adam: exp_avg, exp_avg_sq
 
 
 @dataclass(frozen=True)
@@ -35,9 +27,9 @@ class Job:
     loss: Callable[[Any, Batch], Tensor] | None = None  # default: the task's
     penalty: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # of the parameters, added to the loss
     correct: Weights | None = None  # added to every gradient
-    state: OptimizerState | None = None  # a kept optimiser
     lr: float | None = None  # default: the study's
     step: bool = True  # False: the weights stay, the mean gradient over all cases is returned
+    fresh: bool = False  # True: its optimiser's state is not kept, whatever the study says
 
 
 @dataclass(frozen=True)
@@ -57,17 +49,37 @@ class Fit:
         return self.read()
 
 
-def fit(site: Site, jobs: Mapping[str, Job], round: Round) -> dict[str, Fit]:
-    """Train every job on the site's batches of this round; data are read and augmented once per batch."""
+class Fits(dict[str, Fit]):
+    """What became of every job, and the optimiser states to keep for the next round."""
+
+    def __init__(self, fits: Mapping[str, Fit], kept: Collection[str]) -> None:
+        super().__init__(fits)
+        self._kept = kept
+
+    @property
+    def states(self) -> dict[str, OptimizerState]:
+        """By job; empty where the study or the method keeps none. Read it before the next `fit`."""
+        return {name: state for name in self._kept if (state := self[name].state) is not None}
+
+
+def fit(site: Site, jobs: Mapping[str, Job], round: Round, states: Mapping[str, OptimizerState] | None = None) -> Fits:
+    """Train every job on the site's batches of this round; data are read and augmented once per batch.
+
+    `states` are the optimiser states that the last round left, by job; `Fits.states` are those of this one. Both count
+    only under [local] optimizer_state = "kept". None: a method that starts afresh and keeps nothing.
+    """
+    keeps = states is not None and site.local.optimizer_state == "kept"
+    kept = [name for name, job in jobs.items() if keeps and not job.fresh]
+    before = {name: states[name] for name in kept if name in states} if states else {}
     with torch.random.fork_rng(devices=[]):
-        runs = {name: _Run(site, job, slot, round) for slot, (name, job) in enumerate(jobs.items())}
+        runs = {name: _Run(site, job, slot, round, before.get(name)) for slot, (name, job) in enumerate(jobs.items())}
         for number, batch in enumerate(site.batches(round)):
             batch = placed(batch, site)
             seed = site.generator(round, f"dropout {number}").initial_seed()
             for run in runs.values():
                 seed_dropout(seed, site.device)  # what a job drops does not depend on the jobs beside it
                 run.learn(batch)
-    return {name: run.result() for name, run in runs.items()}
+    return Fits({name: run.result() for name, run in runs.items()}, kept)
 
 
 def seed_dropout(seed: int, device: str) -> None:
@@ -142,7 +154,7 @@ def workbench(task: Task, kind: str, labels: tuple[str, ...] | None, slot: int, 
 class _Run:
     """A job under way."""
 
-    def __init__(self, site: Site, job: Job, slot: int, round: Round) -> None:
+    def __init__(self, site: Site, job: Job, slot: int, round: Round, state: OptimizerState | None) -> None:
         self.job, self.site = job, site
         labels = None if job.labels is None else tuple(job.labels)
         self.bench = workbench(site.task, job.kind, labels, slot, site.device)
@@ -151,8 +163,8 @@ class _Run:
         self.names, self.parameters = list(self.bench.parameters), list(self.bench.parameters.values())
         self.correct = [job.correct[name].to(site.device) for name in self.names] if job.correct is not None else None
         self.optimizer = optimizer(self.parameters, site.local, job.lr or learning_rate(site.local, round))
-        if job.state is not None:
-            load_state(self.optimizer, self.names, self.parameters, job.state)
+        if state is not None:
+            load_state(self.optimizer, self.names, self.parameters, state)
         self.scaler = torch.amp.GradScaler(site.device.split(":")[0], enabled=site.local.precision == "float16")
         self.loss = job.loss or partial(site.task.loss, labels=job.labels)
         self.total, self.cases, self.steps = 0.0, 0, 0
@@ -232,6 +244,8 @@ def read_state(
 def load_state(
     optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter], state: OptimizerState
 ) -> None:
+    fused = optimizer.defaults.get("fused")  # its kernels want the count beside the parameter
     for name, parameter in zip(names, parameters):
+        step = torch.tensor(float(state.step), device=parameter.device if fused else "cpu")
         slots = {slot: torch.empty_like(parameter).copy_(weights[name]) for slot, weights in state.slots.items()}
-        optimizer.state[parameter] = {"step": torch.tensor(float(state.step)), **slots}
+        optimizer.state[parameter] = {"step": step, **slots}

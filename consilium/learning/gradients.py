@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from consilium.learning.fit import placed, precision, seed_dropout, workbench
+from consilium.learning.fit import (
+    learning_rate,
+    load_state,
+    optimizer,
+    placed,
+    precision,
+    read_state,
+    seed_dropout,
+    workbench,
+)
+from consilium.method import OptimizerState
 from consilium.site import Batch, Round, Site
 from consilium.weights import Weights
 
@@ -46,6 +56,39 @@ class Bench:
     def weights(self, values: Mapping[str, Tensor] | None = None) -> Weights:
         """The whole state with these parameters; statistics as the passes so far have left them."""
         return self._bench.weights(values)
+
+
+class Stepper:
+    """The study's optimiser, for parameters whose gradients a method computes itself."""
+
+    def __init__(
+        self,
+        site: Site,
+        parameters: Mapping[str, nn.Parameter],
+        round: Round,
+        states: Mapping[str, OptimizerState] | None = None,
+        name: str = "global",
+    ) -> None:
+        """`states` are those the last round left, of which this optimiser goes on from its own, `name`; see `fit`."""
+        self._parameters, self._name = parameters, name
+        keeps = states is not None and site.local.optimizer_state == "kept"
+        self._keeps, states = keeps, states or {}
+        self._optimizer = optimizer(list(parameters.values()), site.local, learning_rate(site.local, round))
+        if keeps and name in states:
+            load_state(self._optimizer, list(parameters), list(parameters.values()), states[name])
+
+    def step(self, gradient: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradient[name]
+        self._optimizer.step()
+
+    @property
+    def states(self) -> dict[str, OptimizerState]:
+        """What to keep for the next round, by name; empty where the study keeps nothing."""
+        if not self._keeps:
+            return {}
+        state = read_state(self._optimizer, list(self._parameters), list(self._parameters.values()))
+        return {} if state is None else {self._name: state}
 
 
 def seeded_batches(site: Site, round: Round) -> Iterator[Batch]:

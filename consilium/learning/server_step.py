@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from consilium.learning.fit import OptimizerState, load_state, read_state
+from consilium.learning.fit import load_state, read_state
+from consilium.method import OptimizerState
 from consilium.weights import Weights
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from consilium.learning.cmidg import cmidg
-from consilium.learning.fit import learning_rate, optimizer
-from consilium.learning.gradients import Bench, mixed, seeded_batches
+from consilium.learning.gradients import Bench, Stepper, mixed, seeded_batches
 from consilium.learning.sharpness import explored, flat, masked, momentum, moved, perturbation, random_perturbation, top
+from consilium.method import OptimizerState
 from consilium.site import Batch, Round, Site
 from consilium.weights import Weights
 
@@ -58,14 +58,21 @@ class Climbed:
     steps: int
     chosen: Tensor | None
     momentum: Tensor | None
+    states: Mapping[str, OptimizerState]  # of the optimiser, if the study keeps it
 
 
 def sharp_fit(
-    site: Site, weights: Weights, round: Round, climb: Climb, ready: Callable[[Batch], Loss], masks: Masks
+    site: Site,
+    weights: Weights,
+    round: Round,
+    climb: Climb,
+    ready: Callable[[Batch], Loss],
+    masks: Masks,
+    states: Mapping[str, OptimizerState] | None = None,
 ) -> Climbed:
     """One local pass; `ready` labels a batch once and gives its loss, for the climb and for the descent alike."""
     bench = Bench(site, weights)
-    stepper = optimizer(list(bench.parameters.values()), site.local, learning_rate(site.local, round))
+    stepper = Stepper(site, bench.parameters, round, states)
     chosen, kept = masks.chosen, masks.momentum
     held = None if masks.update or chosen is None else _joined(chosen, masks, climb, site, round, "")
     total, cases, steps = 0.0, 0, 0
@@ -93,11 +100,9 @@ def sharp_fit(
                 gradient, value = bench.gradient(strong if climb.strategy == "cmidg-both" else batch, loss)
             if climb.strategy == "fused":
                 gradient = mixed(bench.gradient(batch, loss)[0], gradient, FUSED)
-        for name, parameter in bench.parameters.items():
-            parameter.grad = gradient[name]
-        stepper.step()
+        stepper.step(gradient)
         total, cases, steps = total + value * len(batch.cases), cases + len(batch.cases), steps + 1
-    return Climbed(bench.weights(), total / max(1, cases), steps, chosen, kept)
+    return Climbed(bench.weights(), total / max(1, cases), steps, chosen, kept, stepper.states)
 
 
 def _joined(chosen: Tensor, masks: Masks, climb: Climb, site: Site, round: Round, number: str) -> Tensor:

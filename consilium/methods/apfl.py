@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from consilium.errors import StudyError
-from consilium.learning.fit import learning_rate, optimizer
-from consilium.learning.gradients import Bench, mixed, seeded_batches
-from consilium.method import PersonalModel, message
+from consilium.learning.fit import learning_rate
+from consilium.learning.gradients import Bench, Stepper, mixed, seeded_batches
+from consilium.method import OptimizerState, PersonalModel, message
 from consilium.site import Roster, Round, Site, Task
 from consilium.weights import SiteName, Weights, mean
 
@@ -27,6 +27,7 @@ class Mixture:
     personal: Weights  # v̄ = α v + (1 − α) w
     loss: float  # of v̄
     steps: int
+    states: Mapping[str, OptimizerState]  # of the optimisers of w ("global") and v ("own"), if the study keeps them
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class APFL(PersonalModel):
         steps: int
 
     @message
-    class Memory:
+    class Memory(PersonalModel.Memory):
         own: Weights  # v
         mix: float  # α
         personal: Weights  # v̄, the model in use
@@ -71,38 +72,44 @@ class APFL(PersonalModel):
         return self.Memory(start, self.mix, start)
 
     def train(self, site: Site, memory: Memory, got: PersonalModel.Downlink, round: Round) -> tuple[Uplink, Memory]:
-        done = apfl_round(site, got.global_, memory.own, memory.mix, self.adaptive, round)
-        return self.Uplink(done.shared, done.loss, done.steps), self.Memory(done.own, done.mix, done.personal)
+        done = apfl_round(site, got.global_, memory.own, memory.mix, self.adaptive, round, memory.states)
+        kept = self.Memory(done.own, done.mix, done.personal, states=done.states)
+        return self.Uplink(done.shared, done.loss, done.steps), kept
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
 
 
-def apfl_round(site: Site, shared: Weights, own: Weights, mix: float, adaptive: bool, round: Round) -> Mixture:
+def apfl_round(
+    site: Site,
+    shared: Weights,
+    own: Weights,
+    mix: float,
+    adaptive: bool,
+    round: Round,
+    states: Mapping[str, OptimizerState] | None = None,
+) -> Mixture:
     """One local pass: every batch gives one step of w, one of v, and with `adaptive` one of α."""
     lr = learning_rate(site.local, round)
     common, blend = Bench(site, shared, slot=0), Bench(site, shared, slot=1)
     v = {name: nn.Parameter(own[name].to(site.device, copy=True)) for name in common.parameters}
-    steppers = [
-        optimizer(list(common.parameters.values()), site.local, lr),
-        optimizer(list(v.values()), site.local, lr),
-    ]
+    of_w, of_v = Stepper(site, common.parameters, round, states), Stepper(site, v, round, states, "own")
     total, cases, steps = 0.0, 0, 0
     for batch in seeded_batches(site, round):
         w = common.values()
         blend.set(mixed(v, w, mix))
         toward, loss = blend.gradient(batch)
         slope, _ = common.gradient(batch)
-        for name, parameter in common.parameters.items():
-            parameter.grad = slope[name]
-            v[name].grad = mix * toward[name]  # ∂f(v̄)/∂v = α ∇f(v̄)
+        downhill = {name: mix * slope_of_v for name, slope_of_v in toward.items()}  # ∂f(v̄)/∂v = α ∇f(v̄)
         if adaptive:  # ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩, at the same point
             with torch.no_grad():
                 change = sum(((v[name] - w[name]) * toward[name]).sum().item() for name in v)
             mix = min(1.0, max(0.0, mix - lr * change))
-        for stepper in steppers:
-            stepper.step()
+        of_w.step(slope)
+        of_v.step(downhill)
         total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
     blend.set(mixed(v, common.values(), mix))
     final_own = {name: tensor.detach() for name, tensor in v.items()}
-    return Mixture(common.weights(), blend.weights(final_own), mix, blend.weights(), total / max(1, cases), steps)
+    kept = {**of_w.states, **of_v.states}
+    mean_loss = total / max(1, cases)
+    return Mixture(common.weights(), blend.weights(final_own), mix, blend.weights(), mean_loss, steps, kept)

@@ -36,6 +36,7 @@ class APPLE(Method):
 
     paper: ClassVar[str] = "Luo & Wu, Adapt to adaptation: learning personalization for cross-silo FL (IJCAI 2022)"
     headline: ClassVar[str] = "personal"
+    optimizer_state: ClassVar[str] = "fresh"  # as in the authors' code
     differences: ClassVar[tuple[str, ...]] = (
         "The paper calls the mixture convex; p is not constrained, there or here: entries may be negative.",
         "The authors' code doubles μ (no 1/2) and, under a budget, draws peers uniformly: its record of what was "

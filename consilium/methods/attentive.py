@@ -75,8 +75,9 @@ class Attentive(Method):
         return self.Downlink(mean(server.personal, server.attention[site.name]))
 
     def train(self, site: Site, memory: Any, got: Downlink, round: Round) -> tuple[Uplink, Any]:
-        done = fit(site, {"personal": proximal_job(site, got.personal, self.strength)}, round)["personal"]
-        return self.Uplink(done.weights, done.loss, done.steps), memory
+        fits = fit(site, {"personal": proximal_job(site, got.personal, self.strength)}, round, memory.states)
+        done = fits["personal"]
+        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(states=fits.states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         latest = {**server.personal, **{name: reply.personal for name, reply in replies.items()}}

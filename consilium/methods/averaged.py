@@ -76,6 +76,7 @@ class Averaged(Method):
             "deployable",
             "pooled",
             "unlabelled",
+            "optimizer_state",
             "differences",
         ):
             object.__setattr__(self, name, getattr(self.inner, name))

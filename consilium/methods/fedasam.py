@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from consilium.errors import StudyError
-from consilium.learning.fit import learning_rate, optimizer
-from consilium.learning.gradients import Bench, seeded_batches
+from consilium.learning.gradients import Bench, Stepper, seeded_batches
 from consilium.learning.sharpness import moved, perturbation
-from consilium.method import GlobalModel
+from consilium.method import GlobalModel, OptimizerState
 from consilium.site import Batch, Round, Site
 from consilium.weights import SiteName, Weights, mean
 
@@ -34,8 +33,8 @@ class FedASAM(GlobalModel):
         check_ascent(self.rho, self.eta)
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
-        weights, loss, steps = sharp_round(site, got.global_, self.rho, self.eta, round)
-        return self.Uplink(weights, loss, steps), memory
+        weights, loss, steps, states = sharp_round(site, got.global_, self.rho, self.eta, round, memory.states)
+        return self.Uplink(weights, loss, steps), self.Memory(states=states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
@@ -48,22 +47,26 @@ def check_ascent(rho: float, eta: float) -> None:
 
 
 def sharp_round(
-    site: Site, weights: Weights, rho: float, eta: float, round: Round, labelled: Callable[[Batch], Batch] | None = None
-) -> tuple[Weights, float, int]:
-    """One local pass of two-step updates; the loss is that at w, as other methods tell it.
+    site: Site,
+    weights: Weights,
+    rho: float,
+    eta: float,
+    round: Round,
+    states: Mapping[str, OptimizerState] | None = None,
+    labelled: Callable[[Batch], Batch] | None = None,
+) -> tuple[Weights, float, int, dict[str, OptimizerState]]:
+    """One local pass of two-step updates; `labelled` gives every batch its labels, where they are not the site's own.
 
-    `labelled` gives every batch its labels, where they are not the site's own.
+    Returns the weights, the mean loss at w (as other methods report it), the number of steps and the states to keep.
     """
     bench = Bench(site, weights)
-    stepper = optimizer(list(bench.parameters.values()), site.local, learning_rate(site.local, round))
+    stepper = Stepper(site, bench.parameters, round, states)
     total, cases, steps = 0.0, 0, 0
     for batch in seeded_batches(site, round):
         batch = batch if labelled is None else labelled(batch)
         gradient, loss = bench.gradient(batch)
         with moved(bench.module, perturbation(bench.parameters, gradient, rho, eta)):
             gradient, _ = bench.gradient(batch)
-        for name, parameter in bench.parameters.items():
-            parameter.grad = gradient[name]
-        stepper.step()
+        stepper.step(gradient)
         total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
-    return bench.weights(), total / max(1, cases), steps
+    return bench.weights(), total / max(1, cases), steps, stepper.states

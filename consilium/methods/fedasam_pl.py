@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from consilium.methods.fedasam import check_ascent, sharp_round
@@ -28,7 +28,7 @@ class FedASAMPL(PseudoLabelled):
         check_ascent(self.rho, self.eta)
 
     def learn(self, site: Site, memory: Any, got: Any, teach: Teach, round: Round) -> tuple[Any, Any]:
-        weights, loss, steps = sharp_round(
-            site, got.global_, self.rho, self.eta, round, labelled=lambda batch: teach(batch).batch
+        weights, loss, steps, states = sharp_round(
+            site, got.global_, self.rho, self.eta, round, memory.states, labelled=lambda batch: teach(batch).batch
         )
-        return self.reply(weights, loss, steps), memory
+        return self.reply(weights, loss, steps), replace(memory, states=states)

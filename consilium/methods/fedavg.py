@@ -19,8 +19,9 @@ class FedAvg(GlobalModel):
     paper: ClassVar[str] = "McMahan et al., Communication-efficient learning of deep networks (AISTATS 2017)"
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
-        done = fit(site, {"global": Job(got.global_)}, round)["global"]
-        return self.Uplink(done.weights, done.loss, done.steps), memory
+        fits = fit(site, {"global": Job(got.global_)}, round, memory.states)
+        done = fits["global"]
+        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(states=fits.states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

@@ -30,7 +30,7 @@ class FedAvgLocal(PersonalModel):
         steps: int
 
     @message
-    class Memory:
+    class Memory(PersonalModel.Memory):
         personal: Weights  # as trained in the last round; nothing is learned from it
 
     def start(self, task: Task, roster: Roster) -> Server:
@@ -40,8 +40,9 @@ class FedAvgLocal(PersonalModel):
         return self.Memory(site.task.initial())
 
     def train(self, site: Site, memory: Memory, got: PersonalModel.Downlink, round: Round) -> tuple[Uplink, Memory]:
-        done = fit(site, {"global": Job(got.global_)}, round)["global"]
-        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights)
+        fits = fit(site, {"global": Job(got.global_)}, round, memory.states)
+        done = fits["global"]
+        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights, states=fits.states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from consilium.learning.fit import Job, fit
@@ -20,5 +20,6 @@ class FedAvgPL(PseudoLabelled):
         def loss(output: Any, batch: Any) -> Any:
             return site.task.loss(output, teach(batch).batch)
 
-        done = fit(site, {"global": Job(got.global_, loss=loss)}, round)["global"]
-        return self.reply(done.weights, done.loss, done.steps), memory
+        fits = fit(site, {"global": Job(got.global_, loss=loss)}, round, memory.states)
+        done = fits["global"]
+        return self.reply(done.weights, done.loss, done.steps), replace(memory, states=fits.states)

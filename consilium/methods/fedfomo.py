@@ -51,7 +51,7 @@ class FedFomo(Method):
         steps: int
 
     @message
-    class Memory:
+    class Memory(Method.Memory):
         before: Weights  # θ, where the last local training started
         personal: Weights  # and where it ended
         affinity: Mapping[SiteName, float]  # sums of (L(θ) − L(θ_n)) / ‖θ_n − θ‖ over the rounds
@@ -86,10 +86,12 @@ class FedFomo(Method):
         helpful = {name: gain for name, gain in gains.items() if gain > 0}
         # θ + Σ w_n (θ_n − θ) with Σ w_n = 1 is the mean of the θ_n by w_n; without one that helps θ stays
         theta = mean({name: candidates[name] for name in helpful}, helpful) if helpful else memory.before
-        done = fit(site, {"personal": Job(theta)}, round)["personal"]
+        fits = fit(site, {"personal": Job(theta)}, round, memory.states)
+        done = fits["personal"]
         affinity = {name: past + gains.get(name, 0.0) for name, past in memory.affinity.items()}
         wants = favourites(affinity, self.budget, self.explore, site.generator(round, "draw peers"))
-        return self.Uplink(done.weights, wants, done.loss, done.steps), self.Memory(theta, done.weights, affinity)
+        kept = self.Memory(theta, done.weights, affinity, states=fits.states)
+        return self.Uplink(done.weights, wants, done.loss, done.steps), kept
 
     def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
         return {"personal": server.personal[site.name]}

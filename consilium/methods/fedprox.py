@@ -33,8 +33,9 @@ class FedProx(GlobalModel):
             raise StudyError(f"[method] mu = {self.mu}: it cannot be negative; 0 is FedAvg.")
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
-        done = fit(site, {"global": proximal_job(site, got.global_, self.mu)}, round)["global"]
-        return self.Uplink(done.weights, done.loss, done.steps), memory
+        fits = fit(site, {"global": proximal_job(site, got.global_, self.mu)}, round, memory.states)
+        done = fits["global"]
+        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(states=fits.states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
         return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

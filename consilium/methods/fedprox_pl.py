@@ -31,5 +31,6 @@ class FedProxPL(PseudoLabelled):
             return site.task.loss(output, teach(batch).batch)
 
         job = replace(proximal_job(site, got.global_, self.mu), loss=loss)
-        done = fit(site, {"global": job}, round)["global"]
-        return self.reply(done.weights, done.loss, done.steps), memory
+        fits = fit(site, {"global": job}, round, memory.states)
+        done = fits["global"]
+        return self.reply(done.weights, done.loss, done.steps), replace(memory, states=fits.states)

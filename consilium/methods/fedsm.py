@@ -12,8 +12,8 @@ from torch import Tensor
 from consilium import tree
 from consilium.errors import StudyError
 from consilium.fields import fill
-from consilium.learning.fit import Fit, Job, OptimizerState, fit
-from consilium.method import Best, Method, Phase, message
+from consilium.learning.fit import Job, fit
+from consilium.method import Best, Method, OptimizerState, Phase, message
 from consilium.methods.apfl import APFL, apfl_round
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.finetuned import ADAPT, finetuned
@@ -48,7 +48,6 @@ class FedSM(Method):
     confidence: float | str = "tuned"  # γ in [0, 1]: at or below it, an image goes to the global model
     selector_training: str = "synchronised"  # "moments" (as published), "paper" (as printed; it fails)
     selector_lr: float = 1e-3  # η_s
-    optimizer_state: str = "kept"  # of the global and the personal model, at the site; or "fresh" every round
     route: str = "volume"  # volumes trained as slices: one model for all slices of a volume, or "slice" by slice
     best: str = "each"  # every model keeps its own best round on validation; "joint": one round for all
     personal: str = "softpull"  # "finetune", "apfl", "perfedavg", "pfedme": personal models by another method
@@ -60,7 +59,7 @@ class FedSM(Method):
         "The selector takes one synchronised Adam step per round, on the gradient averaged over all sites' cases: a "
         "site holds a single class, and stepping on every batch, as Algorithm 1 is written, drives it to a constant.",
         "γ is chosen on the sites' validation cases; the paper does not say how its γ was tuned for the main tables.",
-        "The paper does not say which optimiser state survives a round; here both segmentation models keep theirs.",
+        "The paper does not say which optimiser state survives a round; here the study does, for all methods alike.",
     )
 
     @message
@@ -104,9 +103,7 @@ class FedSM(Method):
         steps: int
 
     @message
-    class Memory:
-        global_state: OptimizerState | None
-        personal_state: OptimizerState | None
+    class Memory(Method.Memory):
         own: Weights | None  # APFL's v
         mix: float  # APFL's α
 
@@ -119,7 +116,6 @@ class FedSM(Method):
             raise StudyError(f"[method] confidence = {self.confidence}: γ must be in [0, 1], or 'tuned'.")
         check_fields(
             selector_training=(self.selector_training, TRAININGS),
-            optimizer_state=(self.optimizer_state, ("kept", "fresh")),
             route=(self.route, ROUTES),
             best=(self.best, ("each", "joint")),
             personal=(self.personal, ("softpull", *PARTNERS)),
@@ -152,7 +148,7 @@ class FedSM(Method):
 
     def remember(self, site: Site) -> Memory:
         apfl = self.personal == "apfl"
-        return self.Memory(None, None, site.task.initial() if apfl else None, self.partner.mix if apfl else 0.0)
+        return self.Memory(site.task.initial() if apfl else None, self.partner.mix if apfl else 0.0)
 
     def start(self, task: Task, roster: Roster) -> Server:
         gamma = 0.0 if isinstance(self.confidence, str) else float(self.confidence)
@@ -180,13 +176,13 @@ class FedSM(Method):
         if round.phase == "adapt":
             return self._uplink(personal=self._adapted(site, got, round)), memory
         assert got.selector is not None
-        kept = self.optimizer_state == "kept"
         jobs = {"selector": selector_job(got.selector, site, self.selector_training, self.selector_lr)}
         if self.personal != "apfl":
-            jobs["global"] = Job(got.global_, state=memory.global_state if kept else None)
+            jobs["global"] = Job(got.global_)
         if got.personal is not None:
-            jobs["personal"] = Job(got.personal, state=memory.personal_state if kept else None)
-        done = fit(site, jobs, round)
+            jobs["personal"] = Job(got.personal)
+        done = fit(site, jobs, round, memory.states)
+        states = done.states
         training, lr = self.selector_training, self.selector_lr
         selector, state = selector_reply(training, done["selector"], got.selector, got.selector_state, lr)
         sent: dict[str, Any] = {"selector": selector, "selector_state": state, "selector_loss": done["selector"].loss}
@@ -199,15 +195,15 @@ class FedSM(Method):
             sent["personal"] = done["personal"].weights
         if self.personal == "apfl":
             assert own is not None
-            turn = apfl_round(site, got.global_, own, mix, self.partner.adaptive, round)
+            turn = apfl_round(site, got.global_, own, mix, self.partner.adaptive, round, memory.states)
             sent |= {"global_": turn.shared, "personal": turn.personal, "loss": turn.loss, "steps": turn.steps}
-            own, mix = turn.own, turn.mix
+            own, mix, states = turn.own, turn.mix, {**states, **turn.states}
         if self.personal == "perfedavg" and got.shared is not None:
-            sent["shared"], _, _ = meta_round(site, got.shared, self.partner, round)
+            sent["shared"], _, _, more = meta_round(site, got.shared, self.partner, round, memory.states, "shared")
+            states |= more
         if self.personal == "pfedme" and got.shared is not None:
             sent["shared"], sent["personal"], _, _ = moreau_round(site, got.shared, self.partner, round)
-        memory = self.Memory(_state(done.get("global"), kept), _state(done.get("personal"), kept), own, mix)
-        return self._uplink(**sent), memory
+        return self._uplink(**sent), self.Memory(own, mix, states=states)
 
     def _adapted(self, site: Site, got: Downlink, round: Round) -> Weights:
         """In the adapt phase: the site's own version of the best common model; the super model needs everyone's."""
@@ -327,7 +323,7 @@ def selector_job(selector: Weights, site: Site, training: str, lr: float) -> Job
         target = torch.full((len(batch.cases),), own, device=output.device)
         return torch.nn.functional.cross_entropy(output.float(), target)
 
-    return Job(selector, kind="selector", labels=sites, loss=loss, step=training == "paper", lr=lr)
+    return Job(selector, kind="selector", labels=sites, loss=loss, step=training == "paper", lr=lr, fresh=True)
 
 
 def pulled(personal: Mapping[SiteName, Weights], pull: float) -> dict[SiteName, Weights]:
@@ -347,7 +343,3 @@ def pulled(personal: Mapping[SiteName, Weights], pull: float) -> dict[SiteName, 
         for name, own in zip(names, tensors):
             result[name][key] = own if total is None else own * (pull - other) + total * other
     return {name: Weights.over(tensors) for name, tensors in result.items()}
-
-
-def _state(done: Fit | None, kept: bool) -> OptimizerState | None:
-    return done.state if done is not None and kept else None

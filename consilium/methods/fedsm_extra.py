@@ -12,8 +12,8 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.errors import StudyError
-from consilium.learning.fit import Fit, Job, OptimizerState, fit
-from consilium.method import Best, Method, Phase, message
+from consilium.learning.fit import Job, fit
+from consilium.method import Best, Method, OptimizerState, Phase, message
 from consilium.methods.fedsm import pulled
 from consilium.methods.routing import GLOBAL, ROUTES, EnsembleModel, SuperModel
 from consilium.methods.selector import (
@@ -45,7 +45,6 @@ class LateSelector(Method):
     selector_rounds: int = 0  # ΔR, taken from the end of the study's rounds; 0: a third of them, as in the paper
     selector_training: str = "synchronised"  # "moments" (as published), "paper" (as printed): see FedSM
     selector_lr: float = 1e-3  # η_s
-    optimizer_state: str = "kept"  # of the global and the personal model, at the site; or "fresh" every round
     route: str = "volume"  # volumes trained as slices: the selector decides for all slices of a volume, or per "slice"
 
     @message
@@ -77,9 +76,7 @@ class LateSelector(Method):
         steps: int
 
     @message
-    class Memory:
-        global_state: OptimizerState | None
-        personal_state: OptimizerState | None
+    class Memory(Method.Memory):
         models: Models | None
         targets: Mapping[str, int]  # the selector's right answer by training case; empty for the ensemble
 
@@ -99,7 +96,6 @@ class LateSelector(Method):
             raise StudyError(f"[method] selector_lr = {self.selector_lr}: it must be positive.")
         check_fields(
             selector_training=(self.selector_training, TRAININGS),
-            optimizer_state=(self.optimizer_state, ("kept", "fresh")),
             route=(self.route, ROUTES),
         )
 
@@ -126,7 +122,7 @@ class LateSelector(Method):
         return [Phase("models", rounds - extra), Phase("selector", extra, from_best=True)]
 
     def remember(self, site: Site) -> Memory:
-        return self.Memory(None, None, None, {})
+        return self.Memory(None, {})
 
     def start(self, task: Task, roster: Roster) -> Server:
         model = task.initial()
@@ -145,7 +141,7 @@ class LateSelector(Method):
         if round.phase == "models":
             return self._train_models(site, memory, got, round)
         if got.models is not None:
-            memory = self.Memory(None, None, got.models, self.targets(site, got.models))
+            memory = self.Memory(got.models, self.targets(site, got.models))
         assert memory.models is not None
         labels = [GLOBAL, *site.roster]
         assert got.selector is not None
@@ -162,15 +158,10 @@ class LateSelector(Method):
     def _train_models(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
         assert got.global_ is not None
         assert got.personal is not None
-        kept = self.optimizer_state == "kept"
-        jobs = {
-            "global": Job(got.global_, state=memory.global_state if kept else None),
-            "personal": Job(got.personal, state=memory.personal_state if kept else None),
-        }
-        done = fit(site, jobs, round)
+        done = fit(site, {"global": Job(got.global_), "personal": Job(got.personal)}, round, memory.states)
         own = done["personal"]
         uplink = self.Uplink(done["global"].weights, own.weights, None, None, False, own.loss, own.steps)
-        return uplink, self.Memory(_state(done["global"], kept), _state(own, kept), None, {})
+        return uplink, self.Memory(None, {}, states=done.states)
 
     def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
         parts = dict(tree.split(sent).weights)
@@ -230,10 +221,6 @@ class LateSelector(Method):
             return self.Uplink(model, model, None, None, False, 0.0, 0)
         selector = task.shape("selector", labels=[GLOBAL, *roster])
         return self.Uplink(None, None, selector, blank_state(self.selector_training, selector), True, 0.0, 0)
-
-
-def _state(done: Fit, kept: bool) -> OptimizerState | None:
-    return done.state if kept else None
 
 
 def outputs_of(models: Models, task: Task, images: Tensor) -> list[Tensor]:

@@ -37,7 +37,7 @@ class FineTuned(PersonalModel):
         steps: int
 
     @message
-    class Memory:
+    class Memory(PersonalModel.Memory):
         personal: Weights | None  # once adapted
 
     def __post_init__(self) -> None:
@@ -63,8 +63,9 @@ class FineTuned(PersonalModel):
         if round.phase == "adapt":
             done = finetuned(site, got.global_, self.finetune_epochs, self.finetune_lr, round)
             return self.Uplink(None, done.loss, done.steps), self.Memory(done.weights)
-        done = fit(site, {"global": self.job(site, got.global_)}, round)["global"]
-        return self.Uplink(done.weights, done.loss, done.steps), memory
+        fits = fit(site, {"global": self.job(site, got.global_)}, round, memory.states)
+        done = fits["global"]
+        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(None, states=fits.states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         if round.phase == "adapt":

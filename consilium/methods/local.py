@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from consilium.errors import NotForOutsiders, StudyError
-from consilium.learning.fit import Job, OptimizerState, fit
+from consilium.learning.fit import Job, fit
 from consilium.method import Best, Method, Valid, message
 from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.weights import SiteName, Weights
@@ -37,9 +37,8 @@ class Local(Method):
         steps: int
 
     @message
-    class Memory:
+    class Memory(Method.Memory):
         local: Weights
-        state: OptimizerState | None  # of the optimiser, kept
 
     @message
     class Release:
@@ -58,15 +57,16 @@ class Local(Method):
         return []
 
     def remember(self, site: Site) -> Memory:
-        return self.Memory(site.task.initial(), None)
+        return self.Memory(site.task.initial())
 
     def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
         return self.Downlink()
 
     def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
-        done = fit(site, {"local": Job(memory.local, state=memory.state)}, round)["local"]
+        fits = fit(site, {"local": Job(memory.local)}, round, memory.states)
+        done = fits["local"]
         shared = done.weights if self.share_local_parts else None
-        return self.Uplink(shared, done.loss, done.steps), self.Memory(done.weights, done.state)
+        return self.Uplink(shared, done.loss, done.steps), self.Memory(done.weights, states=fits.states)
 
     def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
         return {"local": server.local[site.name]} if site.name in server.local else {}

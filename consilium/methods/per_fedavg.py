@@ -10,9 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from consilium.errors import StudyError
-from consilium.learning.fit import learning_rate, optimizer
-from consilium.learning.gradients import Bench, seeded_batches, stepped
-from consilium.method import PersonalModel, Phase, message
+from consilium.learning.gradients import Bench, Stepper, seeded_batches, stepped
+from consilium.method import OptimizerState, PersonalModel, Phase, message
 from consilium.methods.finetuned import ADAPT
 from consilium.site import Batch, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
@@ -48,7 +47,7 @@ class PerFedAvg(PersonalModel):
         steps: int
 
     @message
-    class Memory:
+    class Memory(PersonalModel.Memory):
         personal: Weights | None  # once adapted
 
     def __post_init__(self) -> None:
@@ -70,8 +69,8 @@ class PerFedAvg(PersonalModel):
         if round.phase == "adapt":
             personal = meta_adapted(site, got.global_, self.inner_lr, self.adapt_steps, round)
             return self.Uplink(None, 0.0, self.adapt_steps), self.Memory(personal)
-        weights, loss, steps = meta_round(site, got.global_, self, round)
-        return self.Uplink(weights, loss, steps), memory
+        weights, loss, steps, states = meta_round(site, got.global_, self, round, memory.states)
+        return self.Uplink(weights, loss, steps), self.Memory(None, states=states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
@@ -81,18 +80,26 @@ class PerFedAvg(PersonalModel):
         return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)
 
 
-def meta_round(site: Site, weights: Weights, how: PerFedAvg, round: Round) -> tuple[Weights, float, int]:
-    """One local pass of meta-steps; each takes two batches, or three with the second-order term."""
+def meta_round(
+    site: Site,
+    weights: Weights,
+    how: PerFedAvg,
+    round: Round,
+    states: Mapping[str, OptimizerState] | None = None,
+    name: str = "global",
+) -> tuple[Weights, float, int, dict[str, OptimizerState]]:
+    """One local pass of meta-steps; each takes two batches, or three with the second-order term.
+
+    Returns the weights, the mean loss, the number of steps and the optimiser's state, kept as `name`.
+    """
     bench = Bench(site, weights)
-    stepper = optimizer(list(bench.parameters.values()), site.local, learning_rate(site.local, round))
+    stepper = Stepper(site, bench.parameters, round, states, name)
     total, steps = 0.0, 0
     for batches in _groups(seeded_batches(site, round), 2 if how.hessian == "first-order" else 3):
         gradient, loss = meta_gradient(bench, batches, how)
-        for name, parameter in bench.parameters.items():
-            parameter.grad = gradient[name]
-        stepper.step()
+        stepper.step(gradient)
         total, steps = total + loss, steps + 1
-    return bench.weights(), total / max(1, steps), steps
+    return bench.weights(), total / max(1, steps), steps, stepper.states
 
 
 def meta_gradient(bench: Bench, batches: list[Batch], how: PerFedAvg) -> tuple[dict[str, Tensor], float]:

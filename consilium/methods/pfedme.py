@@ -24,6 +24,7 @@ class PFedMe(PersonalModel):
     server_mix: float = 1.0  # β: w ← (1 − β) w + β mean w_i
 
     paper: ClassVar[str] = "Dinh et al., Personalized federated learning with Moreau envelopes (NeurIPS 2020)"
+    optimizer_state: ClassVar[str] = "fresh"  # its steps are its own, without an optimiser
     differences: ClassVar[tuple[str, ...]] = (
         "θ starts a round at w and goes on from batch to batch; the paper leaves the start of the inner solver open.",
         "Four published versions store or score another model than θ; here θ is in the site's memory and is scored.",

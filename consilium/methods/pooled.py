@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from consilium.learning.fit import Job, OptimizerState, fit
+from consilium.learning.fit import Job, fit
 from consilium.method import Method, message
 from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights
@@ -36,9 +36,8 @@ class Pooled(Method):
         steps: int
 
     @message
-    class Memory:
+    class Memory(Method.Memory):
         pooled: Weights
-        state: OptimizerState | None
 
     @message
     class Release:
@@ -48,14 +47,15 @@ class Pooled(Method):
         return self.Server(task.initial())
 
     def remember(self, site: Site) -> Memory:
-        return self.Memory(site.task.initial(), None)
+        return self.Memory(site.task.initial())
 
     def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
         return self.Downlink()
 
     def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
-        done = fit(site, {"pooled": Job(memory.pooled, state=memory.state)}, round)["pooled"]
-        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights, done.state)
+        fits = fit(site, {"pooled": Job(memory.pooled)}, round, memory.states)
+        done = fits["pooled"]
+        return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights, states=fits.states)
 
     def started_from(self, server: Server, site: SiteCard, sent: Downlink) -> Mapping[str, Weights]:
         return {"pooled": server.pooled}

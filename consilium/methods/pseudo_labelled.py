@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from consilium.errors import StudyError
-from consilium.learning.fit import Job, OptimizerState, fit
+from consilium.learning.fit import Job, fit
 from consilium.learning.pseudo_labels import Maps, Said, maps_of, opinions, read_maps, said, with_truth
-from consilium.method import LossOfBatch, Maybe, Method, Phase, message
+from consilium.method import LossOfBatch, Maybe, Method, OptimizerState, Phase, message
 from consilium.methods.merged import check_exclusive, merged_logits
 from consilium.methods.selector import check_fields
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
@@ -25,7 +25,6 @@ DIFFERENCES = (
     "A voxel belongs to one label; background is what nobody claims, after the site's own annotation was put in.",
     "Hidden masks reach nothing: neither the choice of patches nor that of rounds, as they do in the published code.",
     "A site that lacks a teacher waits a round; then the organ is unknown there until the teacher comes.",
-    "The optimiser of the common model is fresh every round, as in FedAvg.",
 )
 TEACHER = "teacher"  # the phase before the paper's rounds
 
@@ -90,7 +89,7 @@ class PseudoLabelled(Method):
         steps: int  # 0: the site waited for a teacher
 
     @message
-    class Memory:
+    class Memory(Method.Memory):
         school: School  # its teacher in the making, the others' teachers, what they say of the site's cases
 
     @message
@@ -266,15 +265,17 @@ def taught(site: Site, school: School, until: int, total: int) -> tuple[School, 
     """
     loss, steps = 0.0, 0
     for step in range(school.rounds, until):
-        job = Job(school.teacher, kind="teacher", labels=site.card.labels, state=school.state)
-        done = fit(site, {TEACHER: job}, Round(step, TEACHER, step, total))[TEACHER]
+        job = Job(school.teacher, kind="teacher", labels=site.card.labels)
+        before = {} if school.state is None else {TEACHER: school.state}
+        fits = fit(site, {TEACHER: job}, Round(step, TEACHER, step, total), before)
+        done = fits[TEACHER]
         loss, steps = done.loss, steps + done.steps
         score = own_score(site, lambda images, teacher=done.weights: _wide(site, teacher, images))  # type: ignore[misc]
         better = score is None or score > school.valid
         school = replace(
             school,
             teacher=done.weights,
-            state=done.state if step + 1 < total else None,
+            state=fits.states.get(TEACHER) if step + 1 < total else None,
             best=done.weights if better or school.best is None else school.best,
             valid=score if better and score is not None else school.valid,
             rounds=step + 1,

@@ -25,6 +25,7 @@ class Scaffold(Method):
 
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD: stochastic controlled averaging (ICML 2020)"
     headline: ClassVar[str] = "global"
+    optimizer_state: ClassVar[str] = "fresh"  # plain SGD has no state
     differences: ClassVar[tuple[str, ...]] = (
         "The server's learning rate is 1.",
         "Only plain SGD is accepted: with Adam (x − y) / (steps η) is not a mean gradient.",

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from consilium.errors import StudyError
-from consilium.learning.fit import Fit, OptimizerState
+from consilium.learning.fit import Fit
 from consilium.learning.server_step import adam_step
+from consilium.method import OptimizerState
 from consilium.site import Local, Roster
 from consilium.weights import SiteName, Weights, mean
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from consilium.errors import NotForOutsiders
-from consilium.learning.fit import Job, OptimizerState, fit
+from consilium.learning.fit import Job, fit
 from consilium.method import Best, Method, message
 from consilium.methods.local import each_best
 from consilium.methods.merged import MergedModel, check_exclusive
@@ -40,9 +40,8 @@ class Solo(Method):
         steps: int
 
     @message
-    class Memory:
+    class Memory(Method.Memory):
         teacher: Weights
-        state: OptimizerState | None  # of the optimiser, kept
 
     @message
     class Release:
@@ -58,16 +57,17 @@ class Solo(Method):
         return self.Server({}, {name: card.labels for name, card in roster.items()})
 
     def remember(self, site: Site) -> Memory:
-        return self.Memory(site.task.initial("teacher", site.card.labels), None)
+        return self.Memory(site.task.initial("teacher", site.card.labels))
 
     def send(self, server: Server, site: SiteCard, round: Round) -> Downlink:
         return self.Downlink()
 
     def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
-        job = Job(memory.teacher, kind="teacher", labels=site.card.labels, state=memory.state)
-        done = fit(site, {"teacher": job}, round)["teacher"]
+        job = Job(memory.teacher, kind="teacher", labels=site.card.labels)
+        fits = fit(site, {"teacher": job}, round, memory.states)
+        done = fits["teacher"]
         shared = done.weights if self.share_local_parts else None
-        return self.Uplink(shared, done.loss, done.steps), self.Memory(done.weights, done.state)
+        return self.Uplink(shared, done.loss, done.steps), self.Memory(done.weights, states=fits.states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         came = {name: reply.teacher for name, reply in replies.items() if reply.teacher is not None}

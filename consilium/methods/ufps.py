@@ -185,10 +185,11 @@ class UFPS(PseudoLabelled):
         done: Any
         if self._climbs(round):
             done = self._climbed(site, memory, got, ready, round)
-            memory = replace(memory, chosen=done.chosen, momentum=done.momentum)
+            memory = replace(memory, chosen=done.chosen, momentum=done.momentum, states=done.states)
         else:
             job = Job(got.global_, loss=lambda output, batch: ready(batch)(output))
-            done = fit(site, {"global": job}, round)["global"]
+            fits = fit(site, {"global": job}, round, memory.states)
+            done, memory = fits["global"], replace(memory, states=fits.states)
         bank = torch.cat([bank, *seen])
         uplink = self.reply(done.weights, done.loss, done.steps)
         if self._trusts(round):
@@ -206,7 +207,7 @@ class UFPS(PseudoLabelled):
         late = round.step - _begin(self.sharp_from, round.total)
         drawn = round.index - late % self.mask_every
         masks = Masks(late % self.mask_every == 0, drawn, memory.chosen, got.disputed, memory.momentum)
-        return sharp_fit(site, got.global_, round, climb, ready, masks)
+        return sharp_fit(site, got.global_, round, climb, ready, masks, memory.states)
 
     def _ready(
         self, site: Site, got: Any, teach: Teach, round: Round, bank: Tensor, seen: list[Tensor]

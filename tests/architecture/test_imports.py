@@ -17,7 +17,7 @@ ROOT = Path(consilium.__file__).parent
 # A module may import from its own layer and from layers below it (earlier in this list).
 LAYERS = [
     ["errors"],
-    ["machine", "children", "fields", "files"],
+    ["machine", "children", "fields", "files", "legacy"],
     ["randomness", "weights", "scores"],
     ["tree"],
     ["site", "data"],

@@ -12,6 +12,7 @@ import torch
 
 from consilium import simulation, tree
 from consilium.envelope import Envelope
+from consilium.errors import StudyError
 from consilium.method import Maybe, timeline
 from consilium.methods import METHODS
 from consilium.run_folder import RunFolder
@@ -169,7 +170,7 @@ def test_a_redelivered_order_changes_nothing(name: str, study_of: Any, tmp_path:
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
     first, second = (tree.to_bytes(worker.train(order, stage.head(1, 0))) for _ in range(2))
     assert first == second
-    assert worker.shelf.rounds() == ([0, 1] if worker.norm.remembers(stage.method) else [])
+    assert worker.shelf.rounds() == ([0, 1] if worker.norm.remembers(stage.method, worker.site.local) else [])
 
 
 @every_method
@@ -197,9 +198,7 @@ def test_inputs_are_not_modified(name: str, study_of: Any, tmp_path: Path) -> No
 
 @every_method
 def test_memory_matters_where_it_is_declared(name: str, study_of: Any, tmp_path: Path) -> None:
-    if not dataclasses.fields(METHODS[name].Memory):
-        pytest.skip("declares no memory")
-    stage = Stage(study_of(name), tmp_path)
+    stage = Stage(study_of(name, local__optimizer_state=METHODS[name].optimizer_state or "kept"), tmp_path)
     site, worker = next(iter(stage.workers.items()))
     index = second_round(stage.study)
     for earlier in range(index):
@@ -208,6 +207,32 @@ def test_memory_matters_where_it_is_declared(name: str, study_of: Any, tmp_path:
     kept = tree.to_bytes(worker.train(order, stage.head(index, index - 1)))
     forgotten = tree.to_bytes(worker.train(order, stage.head(index, -1)))
     assert kept != forgotten or _deployed_differently(Stage(stage.study, tmp_path / "whole"), site)
+
+
+@every_method
+def test_the_optimiser_starts_a_round_as_the_study_says(name: str, study_of: Any, tmp_path: Path) -> None:
+    """From the second round on, what a site sends depends on `optimizer_state`, unless the method fixes it."""
+    if fixed := METHODS[name].optimizer_state:
+        assert study_of(name).local.optimizer_state == fixed
+        with pytest.raises(StudyError, match=f"'{name}' fixes it to '{fixed}'"):
+            study_of(name, local__optimizer_state={"kept": "fresh", "fresh": "kept"}[fixed])
+        return
+    stage = Stage(study_of(name, local__optimizer_state="kept"), tmp_path)
+    site, worker = next(iter(stage.workers.items()))
+    index = second_round(stage.study)
+    for earlier in range(index):
+        stage.round(earlier)
+    memory = worker.kept(index - 1).memory
+    fresh = dataclasses.replace(worker.site.local, optimizer_state="fresh")
+    here = {"kept": worker.site, "fresh": dataclasses.replace(worker.site, local=fresh)}
+    sent, states = {}, {}
+    for word, place in here.items():
+        order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
+        uplink, after = stage.method.train(place, memory, order, stage.rounds[index])
+        sent[word], states[word] = digest(uplink), after.states
+    assert sent["kept"] != sent["fresh"]
+    assert states["kept"] and all(kept.step for kept in states["kept"].values())
+    assert states["fresh"] == {}
 
 
 def _deployed_differently(stage: Stage, site: str) -> bool:

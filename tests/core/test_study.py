@@ -108,7 +108,16 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
     ({"method": {"name": "fedsm", "pull": 1.1}}, ["pull = 1.1", "(0, 1]"]),
     ({"method": {"name": "fedsm", "confidence": 1.5}}, ["confidence = 1.5", "[0, 1]"]),
     ({"method": {"name": "fedsm", "confidence": "high"}}, ["'high'", "'tuned'"]),
-    ({"method": {"name": "fedsm", "optimizer_state": "lost"}}, ["kept, fresh"]),
+    ({"local": {"optimizer_state": "lost"}}, ["[local] optimizer_state = 'lost'", "kept, fresh"]),
+    ({"method": {"name": "fedsm", "optimizer_state": "lost"}}, ["[local] optimizer_state = 'lost'", "kept, fresh"]),
+    (
+        {"method": {"name": "fedsm", "optimizer_state": "kept"}, "local": {"optimizer_state": "fresh"}},
+        ["[method] optimizer_state = 'kept'", "[local] optimizer_state = 'fresh'", "keep the one in [local]"],
+    ),
+    (
+        {"method": {"name": "apple"}, "local": {"optimizer_state": "kept"}},
+        ["optimizer_state = 'kept'", "'apple' fixes it to 'fresh'", "leave the key out"],
+    ),
     ({"method": {"name": "fedsm", "best": "some"}}, ["each, joint"]),
     ({"method": {"name": "fedsm", "selector_lr": 0}}, ["selector_lr", "positive"]),
     ({"method": {"name": "scaffold", "lr": -1}}, ["lr = -1"]),

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from consilium.learning.fit import Fit, Job, OptimizerState, fit, learning_rate
+from consilium.learning.fit import Fit, Job, fit, learning_rate
 from consilium.learning.server_step import adam_step
+from consilium.method import OptimizerState
 from consilium.site import Batch, Local, Round
 from consilium.weights import Weights
 from consilium.worker import open_worker
@@ -135,12 +137,13 @@ FIVE = [batch([[1.0, 2.0, -1.0], [0.5, 0.1, 3.0]], [1.0, -1.0]), batch([[0.3, -2
 def test_a_kept_optimiser_is_one_longer_training_bit_by_bit(local: dict[str, Any]) -> None:
     short, long = site(*FIVE, inputs=3, **local), site(*FIVE, inputs=3, **local, epochs=3)
     once = fit(long, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST)["m"]
-    weights, state = line(0.1, 0.2, 0.3), None
+    weights, states = line(0.1, 0.2, 0.3), dict[str, OptimizerState]()
     for _ in range(3):
-        done = fit(short, {"m": Job(weights, state=state)}, FIRST)["m"]
-        weights, state = done.weights, done.state
+        fits = fit(short, {"m": Job(weights)}, FIRST, states)
+        weights, states = fits["m"].weights, fits.states
     assert weights.digest == once.weights.digest
-    assert state is not None and once.state is not None
+    state = states["m"]
+    assert once.state is not None
     assert {name: slot.digest for name, slot in state.slots.items()} == {
         name: slot.digest for name, slot in once.state.slots.items()
     }
@@ -149,11 +152,19 @@ def test_a_kept_optimiser_is_one_longer_training_bit_by_bit(local: dict[str, Any
 
 def test_a_fresh_optimiser_is_not() -> None:
     short = site(*FIVE, inputs=3, optimizer="adam")
-    first = fit(short, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST)["m"]
-    fresh, kept = (
-        fit(short, {"m": Job(first.weights, state=state)}, FIRST)["m"].weights for state in (None, first.state)
-    )
+    first = fit(short, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST, {})
+    start, states = first["m"].weights, first.states
+    fresh, kept = (fit(short, {"m": Job(start)}, FIRST, before)["m"].weights for before in ({}, states))
     assert fresh.digest != kept.digest
+    forgetful = replace(short, local=replace(short.local, optimizer_state="fresh"))
+    ways = {
+        "the study keeps none": fit(forgetful, {"m": Job(start)}, FIRST, states),
+        "the method keeps none": fit(short, {"m": Job(start)}, FIRST),
+        "the job keeps none": fit(short, {"m": Job(start, fresh=True)}, FIRST, states),
+    }
+    assert {why: (fits["m"].weights.digest, fits.states) for why, fits in ways.items()} == dict.fromkeys(
+        ways, (fresh.digest, {})
+    )
 
 
 def test_plain_sgd_keeps_nothing() -> None:
@@ -162,10 +173,10 @@ def test_plain_sgd_keeps_nothing() -> None:
 
 def test_a_state_is_not_changed_by_its_use() -> None:
     here = site(*FIVE, inputs=3, optimizer="adam")
-    state = fit(here, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST)["m"].state
-    assert state is not None
+    states = fit(here, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST, {}).states
+    state = states["m"]
     before = {name: slot.digest for name, slot in state.slots.items()}
-    fit(here, {"m": Job(line(0.1, 0.2, 0.3), state=state)}, FIRST)
+    fit(here, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST, states)
     fresh = OptimizerState(state.step, {name: Weights(dict(slot)) for name, slot in state.slots.items()})
     assert {name: slot.digest for name, slot in fresh.slots.items()} == before
 

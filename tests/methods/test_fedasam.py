@@ -15,7 +15,7 @@ from tests.learning.small import FIRST, batch, line, site, value
 
 def test_a_step_by_hand() -> None:
     """w = 2, x = 1, t = 0: g = 2, T = 2, ε = .5 · 4 · 2 / 4 = 1, so the gradient is taken at 3 and w = 2 − .1 · 3."""
-    weights, loss, steps = sharp_round(site(batch([1.0], [0.0])), line(2.0), 0.5, 0.0, FIRST)
+    weights, loss, steps, _ = sharp_round(site(batch([1.0], [0.0])), line(2.0), 0.5, 0.0, FIRST)
     assert value(weights) == pytest.approx(1.7)
     assert (loss, steps) == (pytest.approx(2.0), 1)  # the loss at w: 2² / 2
 
@@ -30,7 +30,7 @@ def test_the_length_is_over_all_parameters_together() -> None:
 
     At (2, 6) the slope is 8, so w = (1, 2) − .1 · (8, 8)."""
     here = site(batch([[1.0, 1.0]], [0.0]), inputs=2)
-    weights, _, _ = sharp_round(here, line(1.0, 2.0), 5**0.5, 0.0, FIRST)
+    weights, *_ = sharp_round(here, line(1.0, 2.0), 5**0.5, 0.0, FIRST)
     assert weights["weight"].flatten().tolist() == pytest.approx([0.2, 1.2])
 
 

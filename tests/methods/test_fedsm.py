@@ -14,8 +14,8 @@ from torch import nn
 
 from consilium.data.cases import Cases
 from consilium.errors import StudyError
-from consilium.learning.fit import OptimizerState, fit
-from consilium.method import Best, Valid
+from consilium.learning.fit import fit
+from consilium.method import Best, OptimizerState, Valid
 from consilium.methods.fedsm import FedSM, pulled, selector_job
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
@@ -234,17 +234,19 @@ def test_a_site_gets_its_own_personal_model_only() -> None:
     assert (value(order.global_), value(order.personal), value(order.selector), order.trial) == (0.0, 20.0, 2.0, None)
 
 
-@pytest.mark.parametrize(("state", "kept"), [("kept", True), ("fresh", False)])
-def test_optimiser_states_stay_at_the_site_if_kept(state: str, kept: bool) -> None:
-    here = site(batch([1.0], [0.0]), roster=["ada", "bea"], optimizer="adam")
-    method = FedSM(optimizer_state=state)
+@pytest.mark.parametrize(("state", "steps"), [("kept", 2), ("fresh", 0)])
+def test_optimiser_states_stay_at_the_site_if_kept(state: str, steps: int) -> None:
+    here = site(batch([1.0], [0.0]), roster=["ada", "bea"], optimizer="adam", optimizer_state=state)
+    method = FedSM()
     selector = Weights({"weight": torch.zeros(2, 1)})
     order = made(FedSM.Downlink, global_=line(1.0), personal=line(2.0), selector=selector)
     sent, memory = method.train(here, method.remember(here), order, FIRST)
-    assert (memory.global_state is not None, memory.personal_state is not None) == (kept, kept)
+    assert sorted(memory.states) == (["global", "personal"] if steps else [])
     assert (value(sent.global_), value(sent.personal)) == (pytest.approx(0.9), pytest.approx(1.9))
     _, memory = method.train(here, memory, order, FIRST)
-    assert (memory.personal_state.step if memory.personal_state else 0) == (2 if kept else 0)
+    assert {name: kept.step for name, kept in memory.states.items()} == (
+        {"global": steps, "personal": steps} if steps else {}
+    )
 
 
 def test_two_models_and_a_selector_travel(federation: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_late_site_still_gets_the_models(name: str, model: str, federation: Pa
 
 def test_wrong_fields_and_a_lone_site_are_refused() -> None:
     wrongs: list[dict[str, Any]] = [
-        {"pull": 0.0}, {"selector_rounds": -1}, {"selector_lr": 0.0}, {"optimizer_state": "x"},
+        {"pull": 0.0}, {"selector_rounds": -1}, {"selector_lr": 0.0},
         {"selector_training": "x"}, {"route": "case"},
     ]  # fmt: skip
     for wrong in wrongs:

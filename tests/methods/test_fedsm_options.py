@@ -11,7 +11,7 @@ import torch
 
 from consilium import simulation, tree
 from consilium.errors import StudyError
-from consilium.learning.fit import OptimizerState
+from consilium.method import OptimizerState
 from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.fedsm import FedSM
 from consilium.methods.pfedme import PFedMe

@@ -29,7 +29,7 @@ def local_run(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Res
 
 def test_it_goes_on_from_its_own_model() -> None:
     """x = 1, t = 0, lr .1: 1 → .9 → .81; nothing of the server's enters."""
-    here, memory = site(batch([1.0], [0.0])), Local.Memory(line(1.0), None)
+    here, memory = site(batch([1.0], [0.0])), Local.Memory(line(1.0))
     for expected in (0.9, 0.81):
         uplink, memory = Local().train(here, memory, Local.Downlink(), FIRST)
         assert value(memory.local) == pytest.approx(expected)
@@ -75,7 +75,7 @@ def test_each_site_keeps_its_own_best_round() -> None:
 
 def test_unshared_models_stay_at_home() -> None:
     method = Local(share_local_parts=False)
-    uplink, memory = method.train(site(batch([1.0], [0.0])), Local.Memory(line(1.0), None), Local.Downlink(), FIRST)
+    uplink, memory = method.train(site(batch([1.0], [0.0])), Local.Memory(line(1.0)), Local.Downlink(), FIRST)
     assert uplink.local is None
     server = method.merge(Local.Server({}), {"ada": uplink}, FIRST)
     assert server.local == {}

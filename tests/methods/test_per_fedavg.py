@@ -44,7 +44,7 @@ def test_a_pass_makes_one_meta_step_per_two_or_three_batches() -> None:
 def test_the_meta_gradient_goes_through_the_studys_optimiser() -> None:
     """β = [local] lr = .1: w = 2 − .1 · 5.2."""
     here = site(batch([1.0], [0.0]), batch([2.0], [1.0]))
-    weights, loss, _ = meta_round(here, line(2.0), PerFedAvg(inner_lr=0.1), FIRST)
+    weights, loss, *_ = meta_round(here, line(2.0), PerFedAvg(inner_lr=0.1), FIRST)
     assert value(weights) == pytest.approx(1.48)
     assert loss == pytest.approx(2.6**2 / 2)
 

@@ -38,8 +38,8 @@ def test_nobody_else_may_do_it() -> None:
 
 def test_the_optimiser_is_kept() -> None:
     here = site(batch([1.0], [0.0]), optimizer="adam")
-    uplink, memory = Pooled().train(here, Pooled.Memory(line(1.0), None), Pooled.Downlink(), FIRST)
-    assert memory.state is not None and memory.state.step == 1
+    uplink, memory = Pooled().train(here, Pooled.Memory(line(1.0)), Pooled.Downlink(), FIRST)
+    assert memory.states["pooled"].step == 1
     _, memory = Pooled().train(here, memory, Pooled.Downlink(), FIRST)
-    assert memory.state is not None and memory.state.step == 2
+    assert memory.states["pooled"].step == 2
     assert value(uplink.pooled) == pytest.approx(0.9)
