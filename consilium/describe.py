@@ -47,6 +47,7 @@ def _facts(name: str, kind: type[Method]) -> dict[str, Any]:
         "stays": _message(kind.Memory),
         "headline": kind.headline,
         "deployable": kind.deployable,
+        "optimizer_state": kind.optimizer_state or "as the study says",
         "differences": list(kind.differences),
     }
 
@@ -125,6 +126,7 @@ def describe(name: str | None = None) -> str:
         f"{name}: {facts['about']}",
         f"Paper: {facts['paper']}",
         f"Its headline model: {facts['headline']}" + ("" if kind.deployable else " (simulation only)"),
+        f"Its optimiser's state: {_optimizer_state(kind)}",
         *_section("Fields of [method]", fields),
         *_section("Leaves the hospital every round", _listed(facts["leaves_site"])),
         f"  With the default U-Net, six sites and a small selector: {_size(kind)} per round.",
@@ -133,6 +135,12 @@ def describe(name: str | None = None) -> str:
         "",
         "A model can memorise images: what leaves is named above, not what could be inferred from it.",
     ])  # fmt: skip
+
+
+def _optimizer_state(kind: type[Method]) -> str:
+    if kind.optimizer_state:
+        return f"always {kind.optimizer_state}; [local] optimizer_state cannot change it"
+    return "as [local] optimizer_state says"
 
 
 def leaving(study: Study) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_what_leaves_in_a_study_is_said_with_sizes(federation: Path, tmp_path: P
 def test_methods_as_json() -> None:
     found = call("methods", "--json").document["methods"]
     assert [entry["name"] for entry in found] == list(METHODS)
-    promised = {"name", "paper", "fields", "leaves_site", "stays", "deployable"}
+    promised = {"name", "paper", "fields", "leaves_site", "stays", "deployable", "optimizer_state"}
     assert all(promised <= entry.keys() for entry in found)
     (one,) = call("methods", "--json", "fedsm").document["methods"]
     assert one["fields"]["pull"] == 0.7
