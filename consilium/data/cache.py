@@ -4,7 +4,8 @@
     <cache>/arrays/<site>-<key>/        images.bin  masks.bin  index.json
 
 The key is the content of every file, the labels and the preprocessing, so nothing stale can be read and the folder can
-be deleted at any time. Nothing in it is ever unpickled.
+be deleted at any time. The index holds a digest of the two arrays and of itself: a process checks them when it first
+opens a site, and what is damaged is made again. Nothing in it is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from consilium.data.preprocess import Preprocess, Undo, fingerprint, forward, fo
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError
 from consilium.fields import nearest
+from consilium.files import make_folder, write_bytes
 
+ARRAYS = ("images.bin", "masks.bin")
 LAYOUT = 2  # raise it when the files of the cache change
 ALIGN = 64  # bytes: sums in some libraries depend on where an array starts
 SETTLED = 2 * 10**9  # ns: a file younger than this may change again within one tick of its clock
@@ -125,7 +128,7 @@ def open_site(
     complete = federation.labels if complete_tests else None
     try:
         for place in ("files", "arrays"):
-            (root / place).mkdir(parents=True, exist_ok=True, mode=0o700)  # they are patients' images
+            make_folder(root / place, private=True)  # they are patients' images
         folder = root / "arrays" / f"{site.name}-{_key(federation, site, how, root)}"
         for _ in range(5):  # once, unless another process damages or mends the same folder meanwhile
             if (arrays := _open(folder, site, shown, annotated, complete)) is not None:
@@ -171,10 +174,10 @@ class _Hashes:
         self.path = path
         self.site = f"{site}{os.sep}"
         try:
-            known = json.loads(path.read_text())
-        except (OSError, ValueError):
-            known = {}
-        self.known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
+            known = _unsealed(path)["files"]
+        except (OSError, ValueError, KeyError, TypeError):
+            known = {}  # damaged, or of version 0.1: the files are read again
+        self.known: dict[str, list[Any]] = known
         self.fresh: dict[str, list[Any]] = {}
         self.stacks: dict[Path, str] = {}
 
@@ -201,9 +204,7 @@ class _Hashes:
 
     def save(self) -> None:
         if self.fresh != self.known:
-            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-            partial.write_text(json.dumps(self.fresh))
-            os.replace(partial, self.path)
+            write_bytes(_sealed({"files": self.fresh}), self.path, private=True)
 
 
 def _open(
@@ -213,12 +214,11 @@ def _open(
     annotated: tuple[str, ...] = (),
     complete: tuple[str, ...] | None = None,
 ) -> SiteArrays | None:
-    """The arrays in a folder, or None if anything is missing or of another length than recorded."""
+    """The arrays in a folder, or None if anything is missing, damaged or without a digest, as in version 0.1."""
     try:
-        index = json.loads((folder / "index.json").read_text())
+        index = _unsealed(folder / "index.json")
         entries = tuple(index["cases"])
-        lengths = [(folder / name).stat().st_size == size for name, size in index["sizes"].items()]
-        if not all(lengths) or len(entries) != len(site.cases):
+        if len(entries) != len(site.cases) or not all(_is_sound(folder / n, index["sha256"][n]) for n in ARRAYS):
             return None
         images = _map(folder / "images.bin").view(np.float32)
         masks = _map(folder / "masks.bin")
@@ -289,9 +289,41 @@ def _build(federation: Federation, site: SiteFolder, how: Preprocess, folder: Pa
                 faults.append(blame(federation, site.name, case.name, case.image, error.sentence))
                 continue
             entries.append(entry)
-        sizes = {"images.bin": images.tell(), "masks.bin": masks.tell()}
     refuse(faults, f"the images of site {site.name!r}")
-    (folder / "index.json").write_text(json.dumps({"sizes": sizes, "cases": entries}))
+    digests = {name: _content(folder / name) for name in ARRAYS}
+    (folder / "index.json").write_bytes(_sealed({"sha256": digests, "cases": entries}))
+
+
+def _sealed(facts: Mapping[str, Any]) -> bytes:
+    """Facts as JSON with a digest of them."""
+    return json.dumps({**facts, "digest": _digest(json.dumps(facts))}).encode()
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    """The facts in a file; `ValueError` if they are not what was written."""
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if facts.pop("digest") != _digest(json.dumps(facts)):
+        raise ValueError(f"{path} is damaged")
+    return facts
+
+
+_checked: dict[Path, tuple[str, int, int, int]] = {}  # files this process has read through, and their stamps then
+
+
+def _is_sound(path: Path, digest: str) -> bool:
+    """Whether a file holds what was written; it is read through once in a process."""
+    found = path.stat()
+    stamp = (digest, found.st_ino, found.st_size, found.st_mtime_ns)
+    if _checked.get(path) != stamp:
+        if _content(path) != digest:
+            return False
+        _checked[path] = stamp
+    return True
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _append(file: BinaryIO, array: NDArray[Any]) -> dict[str, Any]:

@@ -212,20 +212,37 @@ def damage(folder: Path, how: str) -> None:
     elif how == "index of another shape":
         (folder / "index.json").write_text(json.dumps({"cases": {}}))
     elif how == "a case missing":
-        index = json.loads((folder / "index.json").read_text())
-        (folder / "index.json").write_text(json.dumps({**index, "cases": index["cases"][1:]}))
+        index = cache_module._unsealed(folder / "index.json")
+        (folder / "index.json").write_bytes(cache_module._sealed({**index, "cases": index["cases"][1:]}))
+    elif how == "of 0.1":
+        index = cache_module._unsealed(folder / "index.json")
+        sizes = {name: (folder / name).stat().st_size for name in cache_module.ARRAYS}
+        (folder / "index.json").write_text(json.dumps({"sizes": sizes, "cases": index["cases"]}))
+    elif how == "images empty":
+        os.truncate(folder / "images.bin", 0)
+    else:
+        name = {"a pixel": "images.bin", "a label": "masks.bin", "the index": "index.json"}[how]
+        content = bytearray((folder / name).read_bytes())
+        place = content.rindex(b'"start"') + 10 if name == "index.json" else 70
+        content[place] ^= 1
+        (folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize(
     "how",
-    ["images cut", "masks longer", "masks gone", "index gone", "index cut", "index of another shape", "a case missing"],
+    [
+        *("images cut", "masks longer", "masks gone", "index gone", "index cut", "index of another shape"),
+        *("a case missing", "a pixel", "a label", "the index", "images empty", "of 0.1"),
+    ],
 )
 def test_a_damaged_cache_is_built_again(tmp_path: Path, fed: Path, how: str) -> None:
-    folder = opened(tmp_path).folder
+    before = opened(tmp_path)
+    folder, expected = before.folder, [before.image(i).copy() for i in range(3)]
     damage(folder, how)
     arrays = opened(tmp_path)
     assert arrays.folder == folder
-    assert np.allclose(arrays.image(2), 0.4)
+    assert all(np.array_equal(arrays.image(i), expected[i]) for i in range(3))
+    assert [int(np.asarray(arrays.truth(i)).sum()) for i in range(3)] == [56] * 3
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing is left beside it
 
 
@@ -234,6 +251,40 @@ def test_damaged_notes_about_files_are_harmless(tmp_path: Path, fed: Path) -> No
     for path in (tmp_path / "cache" / "files").iterdir():
         path.write_text("[1, 2")
     assert opened(tmp_path).folder == folder
+
+
+def test_a_turned_bit_in_the_notes_about_files_changes_nothing(tmp_path: Path, fed: Path) -> None:
+    """With another digest there a run would be told that its site has other cases."""
+    folder = opened(tmp_path).folder
+    (path,) = (tmp_path / "cache" / "files").iterdir()
+    facts = json.loads(path.read_text())
+    facts["files"]["images/0.png"][-1] = "0" * 64
+    path.write_text(json.dumps(facts))
+    assert opened(tmp_path).folder == folder
+
+
+def test_a_process_reads_the_arrays_through_once(tmp_path: Path, fed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path)
+    read: list[str] = []
+    content = cache_module._content
+    monkeypatch.setattr(cache_module, "_content", lambda path: (read.append(path.name), content(path))[1])
+    monkeypatch.setattr(cache_module, "_checked", {})  # another process
+    for _ in range(3):
+        opened(tmp_path)
+    assert read == ["images.bin", "masks.bin"]
+
+
+def test_the_cache_is_its_owners_alone(tmp_path: Path, fed: Path) -> None:
+    """Whatever the umask, and where an earlier version left its folders open."""
+    (tmp_path / "cache" / "arrays").mkdir(parents=True)
+    (tmp_path / "cache" / "arrays").chmod(0o755)
+    before = os.umask(0)
+    try:
+        opened(tmp_path)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "cache").glob("*/*"):
+        assert path.parent.stat().st_mode & 0o077 == 0 and path.stat().st_mode & 0o077 == 0, path
 
 
 def test_arrays_stay_open_when_the_cache_is_deleted(tmp_path: Path, fed: Path) -> None:
