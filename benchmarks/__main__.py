@@ -33,6 +33,7 @@ def run(folder: Path) -> int:
     from benchmarks.measuring import Measured
     from benchmarks.memory import many_sites
     from benchmarks.overhead import empty_rounds
+    from benchmarks.rounds import thousand_rounds
     from benchmarks.sharpness import sparse_steps
     from benchmarks.teachers import labelled_rounds
     from benchmarks.training import against_first_try, at_demo_sizes, long_rounds, three_models
@@ -40,6 +41,7 @@ def run(folder: Path) -> int:
     benchmarks: dict[str, Callable[[Path, int], list[Measured]]] = {
         "help": help_page,
         "overhead": empty_rounds,
+        "rounds": thousand_rounds,
         "memory": many_sites,
         "demo": at_demo_sizes,
         "first-try": against_first_try,

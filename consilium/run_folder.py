@@ -22,7 +22,7 @@ from consilium.errors import RunError, StudyError, WorkError, not_a_run
 from consilium.files import append_lines, make_folder, read_json, write_json, write_text
 from consilium.machine import origin
 from consilium.method import Best, Method, Valid
-from consilium.privacy.firewall import EMPTY, History
+from consilium.privacy.past import EMPTY, History, OldHistory, append_entries, read_entries
 from consilium.scores import COLUMNS, Row, read_rows, write_rows
 from consilium.site import Round
 from consilium.store import DamagedError, Store, names_in, read_document, say_once, write_document
@@ -53,6 +53,8 @@ class RunFolder:
         self._states = path / "server"
         self._uses: Counter[str] | None = None  # how many documents refer to a file of the store; None: not counted yet
         self._scored: set[tuple[int, str]] | None = None
+        self._past = path / "firewall.jsonl"  # what the firewall remembers
+        self._past_count = self._past_size = 0  # entries and bytes of it that are committed
 
     # ------------------------------------------------------------------------------------ opening
 
@@ -192,8 +194,8 @@ class RunFolder:
         if last:
             self._write({"server": document, "merged": dict(merged)}, self._states / "last.json")
         facts = {"round": round.index, "merged": dict(merged), "server": document, "seconds": seconds}
-        if history.traces:
-            facts["firewall"] = self._store.put(history)
+        if history.count:
+            facts["firewall_bytes"] = self._save(history)
         self._write(facts, self._state_path(round.index))
         if self.study.plan.keep_rounds != "all":
             for index in self._rounds()[:-2]:
@@ -265,8 +267,26 @@ class RunFolder:
     def _state(self, index: int, method: Method) -> State:
         facts = self._facts(self._state_path(index))
         server = self._read(facts["server"], method)
-        history = self._store.get(facts["firewall"], History) if "firewall" in facts else EMPTY
+        history = self._history(facts)
         return State(server, facts["round"] + 1, facts.get("merged", {}), history, facts.get("seconds", 0.0))
+
+    def _save(self, history: History) -> int:
+        """Add what is new to the firewall's file; returns its size, which the state remembers."""
+        self._past_size = append_entries(history.since(self._past_count), self._past, self._past_size)
+        self._past_count = history.count
+        return self._past_size
+
+    def _history(self, facts: Mapping[str, Any]) -> History:
+        """What the firewall knew when a state was committed; what is damaged of it is left out, and said."""
+        if "firewall" in facts:  # version 0.1: all of it with every state; it is written anew with the next one
+            self._past_count = self._past_size = 0
+            return self._store.get(facts["firewall"], OldHistory).renewed()
+        size = int(facts.get("firewall_bytes", 0))
+        history, lost = read_entries(self._past, size)
+        self._past_count, self._past_size = history.count, size if not lost else min(size, _size(self._past))
+        if lost:
+            self.note("warning", text=f"{self._past}: {lost} damaged entries; the firewall goes on without them.")
+        return history
 
     def _facts(self, path: Path) -> dict[str, Any]:
         try:
@@ -413,6 +433,10 @@ def _documents(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _names(documents: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for document in documents for name in names_in(document)]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _is_event(line: bytes) -> bool:

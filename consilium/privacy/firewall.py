@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
 from consilium.errors import StudyError
-from consilium.privacy.measuring import WIDTH, Update, cosines, sum_of_units
+from consilium.privacy.measuring import Update, cosines, sum_of_units
+from consilium.privacy.past import EMPTY, Entry, History
 from consilium.site import Roster
-from consilium.tree import message
 from consilium.weights import SiteName
 
 KNOWN = 4  # accepted updates after which a site has a past of its own
@@ -55,32 +54,6 @@ class Firewall:
                 raise StudyError(f"[study.firewall] {name} = {getattr(self, name)}: it must be in [0, 1).")
 
 
-@message
-class Trace:
-    """The accepted updates of one site to one part, in one phase."""
-
-    lengths: tuple[float, ...]  # logarithms
-    turns: tuple[float, ...]  # cosines with the direction before
-    shifts: tuple[float, ...]
-    likenesses: tuple[float, ...]  # the largest cosine with any update before
-    sketches: Tensor  # (updates, WIDTH)
-    seals: tuple[str, ...]
-
-
-@message
-class History:
-    """What the firewall remembers: saved with the server's state, so that a resumed run decides alike."""
-
-    traces: Mapping[str, Trace]  # by phase/site/part
-
-    def of(self, phase: str, site: SiteName, part: str) -> Trace:
-        return self.traces.get(f"{phase}/{site}/{part}", _NOTHING)
-
-
-_NOTHING = Trace((), (), (), (), torch.zeros(0, WIDTH), ())
-EMPTY = History({})
-
-
 @dataclass(frozen=True)
 class Verdict:
     """On one reply."""
@@ -95,14 +68,15 @@ def judged(
     """A verdict on every reply of a round, and the history with those that are not odd."""
     parts = sorted({part for own in updates.values() for part in own})
     views = {part: _View(rules, history, updates, roster, phase, part) for part in parts}
-    verdicts, traces = {}, dict(history.traces)
+    verdicts: dict[SiteName, Verdict] = {}
+    entries: list[Entry] = []
     for site, own in updates.items():
         whys = [why for part in own for why in views[part].faults(site)]
         figures = {part: views[part].figures(site) for part in own}
         verdicts[site] = Verdict("; ".join(whys), figures)
         if not whys:
-            traces |= {f"{phase}/{site}/{part}": views[part].extended(site) for part in own}
-    return verdicts, History(traces)
+            entries += [views[part].entry(site) for part in own]
+    return verdicts, history.with_entries(entries)
 
 
 class _View:
@@ -117,7 +91,7 @@ class _View:
         phase: str,
         part: str,
     ) -> None:
-        self.rules, self.part = rules, part
+        self.rules, self.phase, self.part = rules, phase, part
         self.now = {site: own[part] for site, own in updates.items() if part in own}
         self.past = {site: history.of(phase, site, part) for site in self.now}
         self.n = {site: roster[site].n for site in self.now}
@@ -145,18 +119,12 @@ class _View:
             found |= {"times_others": math.exp(self._ahead(site, others)), "against": self._against(site, others)}
         return {name: float(f"{value:.4g}") for name, value in found.items()}
 
-    def extended(self, site: SiteName) -> Trace:
-        """The site's past, with this update."""
-        update, past = self.now[site], self.past[site]
-        before = bool(past.lengths)
-        return Trace(
-            (*past.lengths, math.log(update.length)),
-            (*past.turns, *([self._turn(site)] if before else [])),
-            (*past.shifts, update.shift),
-            (*past.likenesses, *([self._like(site)] if before else [])),
-            torch.cat([past.sketches, update.sketch[None]]),
-            (*past.seals, update.seal),
-        )
+    def entry(self, site: SiteName) -> Entry:
+        """This update, as the site's past will have it."""
+        update = self.now[site]
+        turn, like = (self._turn(site), self._like(site)) if self.past[site].lengths else (None, None)
+        key = f"{self.phase}/{site}/{self.part}"
+        return Entry(key, math.log(update.length), turn, update.shift, like, update.sketch, update.seal)
 
     # ------------------------------------------------------------------------------------ against its own past
 
@@ -200,10 +168,10 @@ class _View:
         return math.log(self.now[site].length) - statistics.median(self.past[site].lengths[-WINDOW:])
 
     def _turn(self, site: SiteName) -> float:
-        return cosines(self.now[site].sketch[None], sum_of_units(self.past[site].sketches[-WINDOW:]))[0]
+        return cosines(self.now[site].sketch[None], sum_of_units(self.past[site].sketches.latest(WINDOW)))[0]
 
     def _like(self, site: SiteName) -> float:
-        return max(cosines(self.past[site].sketches, self.now[site].sketch))
+        return self.past[site].sketches.largest_cosine(self.now[site].sketch)
 
     def _repeated(self, site: SiteName) -> bool:
         """The very values, or the very change on top of another model, up to rounding."""
@@ -213,7 +181,7 @@ class _View:
         within = max(SAME * update.length, update.blur)
         if not len(past.sketches) or within > 0.01 * update.length:  # too short to tell from rounding
             return False
-        return bool(((past.sketches.double() - update.sketch.double()).square().sum(1).sqrt() <= within).any())
+        return past.sketches.has_within(update.sketch, within)
 
     # ------------------------------------------------------------------------------------ against the others
 
@@ -273,3 +241,6 @@ def _wander(values: Sequence[float], kind: str) -> float:
     """The same from one value to the next, so that a slow trend, as of lengths while training settles, is no spread."""
     steps = [after - before for before, after in pairwise(values)]
     return max(SPREAD[kind], _spread(steps, kind) / math.sqrt(2))
+
+
+__all__ = ["EMPTY", "Firewall", "History", "Verdict", "judged"]
