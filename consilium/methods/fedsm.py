@@ -29,6 +29,7 @@ from consilium.methods.selector import (
     selector_reply,
     weak_pull,
 )
+from consilium.methods.shares import WithShares
 from consilium.site import Batch, Local, Predictor, Roster, Round, Site, SiteCard, Task
 from consilium.weights import SiteName, Weights, mean
 
@@ -41,7 +42,7 @@ PARTNERS: dict[str, type[Method]] = {
 
 
 @dataclass(frozen=True)
-class FedSM(Method):
+class FedSM(WithShares, Method):
     """A global model, a personal model per site (SoftPull), and a selector that routes each image (Algorithms 1, 2)."""
 
     pull: float = 0.7  # λ in (0, 1]: how much of its own model a site keeps; 1/K is uniform averaging, 1 local training
@@ -108,6 +109,7 @@ class FedSM(Method):
         mix: float  # APFL's α
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.pull <= 1:
             raise StudyError(f"[method] pull = {self.pull}: λ must be in (0, 1].")
         if isinstance(self.confidence, str) and self.confidence != "tuned":
@@ -131,6 +133,8 @@ class FedSM(Method):
             if self.personal_fields:
                 raise StudyError("[method] personal_fields go with another `personal` than softpull.")
             return None
+        if "shares" in self.personal_fields:
+            raise StudyError("[method] personal_fields: 'shares' is FedSM's own here; write it in [method].")
         try:
             return fill(PARTNERS[self.personal], self.personal_fields, "method")
         except StudyError as error:
@@ -235,7 +239,7 @@ class FedSM(Method):
         personal: dict[SiteName, Any] = {k: r.personal for k, r in replies.items() if r.personal is not None}
         if round.phase == "adapt":
             return self._with(server, personal={**server.personal, **personal})
-        global_ = mean({name: r.global_ for name, r in replies.items()}, server.n)  # type: ignore[misc]
+        global_ = self.average({name: r.global_ for name, r in replies.items()}, server.n)  # type: ignore[misc]
         shared = server.shared
         if shared is not None:
             average = mean({k: r.shared for k, r in replies.items()}, dict.fromkeys(replies, 1.0))  # type: ignore[misc]
