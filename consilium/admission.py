@@ -79,5 +79,5 @@ def _left_out(study: Study, roster: Roster) -> list[str]:
     bare = {name: card.unlabelled for name, card in roster.items() if card.unlabelled}
     if not bare or study.method.unlabelled:
         return []
-    whose = ", ".join(f"{n} of {name}" for name, n in bare.items())
+    whose = ", ".join(f"{n} of {name.strip('()')}" for name, n in bare.items())
     return [f"cases without a mask are left out: {whose}; methods with teachers use them."]

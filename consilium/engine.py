@@ -11,16 +11,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from consilium.admission import admitted, called, present
-from consilium.envelope import Envelope, Reply, RollCall, card_to_json
 from consilium.errors import UserError, WorkError
+from consilium.fields import plain
 from consilium.files import sweep_drafts
+from consilium.intake import accepted, scored
 from consilium.machine import peak_memory_mb
+from consilium.messages import Envelope, Reply, RollCall, card_to_json
 from consilium.method import Best, Method, Phase, Valid, timeline
 from consilium.privacy.firewall import EMPTY, History, Verdict, judged
 from consilium.privacy.measuring import Update, updates_of
 from consilium.randomness import numpy_generator
-from consilium.refusal import accepted
 from consilium.run_folder import RunFolder, disk_errors
+from consilium.score_sheets import Scorer
 from consilium.scores import Row, run_summary, summarise, with_label_mean
 from consilium.site import Roster, Round, SiteCard, Task
 from consilium.study import Study
@@ -28,20 +30,16 @@ from consilium.tree import Packet, flatten
 from consilium.weights import SiteName
 
 
-class WireError(WorkError):
-    """A site's answer that the run cannot do without did not come."""
-
-
 class Wire(Protocol):
     """Carries packets; a site that fails or is late is a `Reply` without a packet.
 
-    `train` may have sent the orders when it returns; it gives replies as they come, so that one is checked while other
-    sites still train. A site missing from the answer of `score` has not scored.
+    `train` and `score` may have sent the orders when they return; they give replies as they come, so that one is
+    checked while other sites still work. Whose a reply is, and to which order, the wire knows by itself.
     """
 
     def roll_call(self) -> RollCall: ...
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
-    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]: ...
+    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
     def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None: ...
     def close(self) -> None: ...
 
@@ -173,7 +171,7 @@ class _Run:
         """Who takes part, and with which cases: what may not change while a run is under way."""
         return {
             "members": {name: card_to_json(card) for name, card in self.roster.items()},
-            "sites": {name: dict(facts) for name, facts in self.roll.facts.items()},
+            "sites": {name: plain(facts) for name, facts in self.roll.facts.items()},
         }
 
     def _say_hello(self, done: int) -> None:
@@ -186,7 +184,8 @@ class _Run:
             aside=sorted({phase.name for phase, _ in self.line if not phase.counts}),
             sites={n: c.n + (c.unlabelled if self.method.unlabelled else 0) for n, c in self.roster.items()},
         )
-
+        for name, why in sorted(self.roll.left_out.items()):
+            self.folder.note("left out", site=name, why=why)
         if self.study.privacy.on and not done:
             self.folder.note("privacy", **self._privacy())
 
@@ -275,7 +274,7 @@ class _Run:
         if reply.packet is None:
             return None, reply.lost
         expected = self.method.blank(self.task, self.roster, self.roster[name], head.round)
-        return accepted(reply.packet, self.method.Uplink, expected, head, name)
+        return accepted(reply.packet, self.method.Uplink, expected)
 
     # ------------------------------------------------------------------------------------ scores
 
@@ -307,12 +306,24 @@ class _Run:
         for name in self.roll.audience:
             releases[name] = flatten(self.method.release(server, self.roster.get(name)))
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, full=full)
-        answers = self.wire.score(releases, head)
-        missing = [name for name in releases if name not in answers]
-        for name in missing:
-            self.folder.note("unscored", round=round.number, phase=round.phase, site=name)
+        answers: dict[SiteName, list[Row]] = {}
+        missing = dict.fromkeys(releases, "")
+        for name, reply in self.wire.score(releases, head):
+            rows, missing[name] = (
+                (None, reply.lost) if reply.packet is None else self._scored(name, reply.packet, round)
+            )
+            if rows is not None:
+                answers[name] = rows
+        for name in (name for name in missing if name not in answers):
+            self.folder.note("unscored", round=round.number, phase=round.phase, site=name, why=missing[name])
         rows = [row for name in sorted(answers) for row in answers[name]]
-        return rows, [name for name in missing if not self.roll.audience[name]]
+        return rows, [name for name in missing if name not in answers and not self.roll.audience[name]]
+
+    def _scored(self, name: SiteName, packet: Packet, round: Round) -> tuple[list[Row] | None, str]:
+        """A site's scores, if all of them can be true: who it is, and of which round they are, only we say."""
+        names, labels = frozenset(self.roll.facts), frozenset(self.task.labels)
+        cases = self.roll.facts[name].scored
+        return scored(packet, Scorer(name, self.roll.audience[name], cases, names, labels), round)
 
     def _seal(self, rows: list[Row], round: int, phase: str) -> None:
         """Scores count once their event is in the journal."""
@@ -403,7 +414,7 @@ class _Run:
         """What was scored on test masks though the site does not annotate it: known only because this is a trial."""
         if self.study.data.test_masks != "complete":
             return {}
-        drawn = {name: facts["labels"] for name, facts in self.roll.facts.items()}
+        drawn = {name: facts.labels for name, facts in self.roll.facts.items()}
         unknown = {name: [x for x in self.task.labels if x not in labels] for name, labels in drawn.items()}
         return {name: labels for name, labels in sorted(unknown.items()) if labels}
 

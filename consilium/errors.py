@@ -34,3 +34,7 @@ class NotForOutsiders(UserError):
 
 class WorkError(Exception):
     """The work itself failed: a full disk, too few answers. State is saved. Exit status 1."""
+
+
+class WireError(WorkError):
+    """A site's answer that the run cannot do without did not come."""

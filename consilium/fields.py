@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from consilium.errors import StudyError
 
 T = TypeVar("T")
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of studies, sites and runs: it becomes a folder, a tensor's path, a certificate
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
-from consilium.tree import hints_of, message
+from consilium.tree import bare, hints_of, message
 from consilium.weights import SiteName, Weights
 
 LossOfBatch = Callable[[Batch], Callable[[Any], Tensor]]  # labels are made once per batch, the loss of many outputs
@@ -187,6 +187,7 @@ class Method(ABC):
 
 def _blank(kind: Any, task: Task) -> Any:
     simple: dict[Any, Callable[[], Any]] = {Weights: task.shape, float: float, int: int, str: str, bool: bool}
+    kind = bare(kind)
     if kind in simple:
         return simple[kind]()
     if not dataclasses.is_dataclass(kind):

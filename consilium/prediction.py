@@ -18,13 +18,13 @@ from consilium.data.formats import IMAGE_SUFFIXES, stack_of
 from consilium.data.images import holds_dicom, images_in, pictures_in, read_image, together, write_mask
 from consilium.data.preprocess import forward, invert
 from consilium.data.site_folder import inside_of
-from consilium.envelope import card_from_json
 from consilium.errors import DataError, RunError, StudyError
 from consilium.export.package import is_package, open_package
-from consilium.federation.hospital import Hospital
 from consilium.files import read_json, write_text
+from consilium.hospital import Hospital
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
+from consilium.messages import card_from_json
 from consilium.method import Best
 from consilium.run_folder import RunFolder
 from consilium.site import Answer, Choice, Predictor, Task

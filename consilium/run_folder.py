@@ -161,7 +161,7 @@ class RunFolder:
         for key in ("members", "sites"):
             old, new = before.get(key, {}), json.loads(json.dumps(facts[key]))
             for name in sorted(old.keys() | new.keys()):
-                if _but_version(old.get(name)) != _but_version(new.get(name)):
+                if not same_site(old.get(name), new.get(name)):
                     raise RunError(
                         f"site '{name}' has other cases, labels or preprocessing than when {self.path} began; restore "
                         "its tables, or start the study again."
@@ -463,9 +463,12 @@ def _own_study(path: Path) -> Study:
     raise RunError(f"{path} is not as the run wrote it ({fault}); restore it, or start the study again.")
 
 
-def _but_version(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A newer version may go on with a run of the same format."""
-    return None if facts is None else {key: value for key, value in facts.items() if key != "version"}
+def same_site(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> bool:
+    """Whether a site says what it said before; a newer version may go on, and may say more."""
+    if old is None or new is None:
+        return old is new
+    old, new = ({"unlabelled": 0, **facts} for facts in (old, new))
+    return all(old[key] == new[key] for key in old.keys() & new.keys() - {"version", "study"})
 
 
 @contextmanager

@@ -20,6 +20,24 @@ from consilium.errors import RunError
 MEAN = "mean"  # the label of a case's mean over its labels
 EMPTY = "empty"  # value 1: the truth has nothing of this label, so the case has no other score for it
 CHOSEN = "chosen:"  # chosen:<model>, value 1 if the selector sent the case there
+_SHARES = (
+    "dice",
+    "jaccard",
+    "sensitivity",
+    "specificity",
+    "accuracy",
+    "auc",
+    "confidence",
+    "routed",
+    "empty",
+    "missed",
+)
+_DISTANCES = ("hd", "hd95", "hd_mm", "hd95_mm")  # a distance to nothing is not finite
+RANGES = {
+    **dict.fromkeys(_SHARES, (0.0, 1.0)),
+    **dict.fromkeys((*_DISTANCES, "false_positive_volume"), (0.0, math.inf)),
+    "volume_error": (-1.0, math.inf),
+}
 _CHUNK = 4_000_000  # resampled values held at once, 32 MB
 
 
@@ -61,6 +79,14 @@ class Entry(TypedDict, total=False):
 
 
 Summary = dict[str, dict[str, dict[str, Entry]]]  # model → metric → label
+
+
+def range_of(metric: str) -> tuple[float, float, bool] | None:
+    """The lowest and highest value a metric can have, and whether NaN is one; None: there is no such metric."""
+    if metric.startswith(CHOSEN):
+        return 0.0, 1.0, False
+    name = metric.removeprefix("slice_").removeprefix("clean_")
+    return (*RANGES[name], name in _DISTANCES) if name in RANGES else None
 
 
 # the file

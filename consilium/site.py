@@ -7,25 +7,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from consilium.errors import StudyError
+from consilium.fields import NAME
 from consilium.randomness import torch_generator
+from consilium.tree import Items, Range, Text
 from consilium.weights import SiteName, Weights
+
+ROUNDS = 1_000_000  # more than any run has
+POOLED = "(pooled)"  # the virtual site that holds all cases: no site can be called so
+Count = Annotated[int, Range(0, 2**40)]
+RoundIndex = Annotated[int, Range(0, ROUNDS)]
+SiteId = Annotated[str, Text(100, rf"{NAME}|\(pooled\)")]
+Label = Annotated[str, Text(200)]
+Labels = Annotated[tuple[Label, ...], Items(255)]
 
 
 @dataclass(frozen=True)
 class SiteCard:
     """Public facts about a site, exchanged at roll call."""
 
-    name: SiteName
-    index: int  # its place in the roster, in site-name order
-    n: int  # training cases
-    labels: tuple[str, ...]  # what it annotates
-    unlabelled: int = 0  # more training cases, without a mask: only methods that make labels learn from them
+    name: SiteId
+    index: Annotated[int, Range(-1, 2**20)]  # its place in the roster, in site-name order; -1: not a member
+    n: Count  # training cases
+    labels: Labels  # what it annotates
+    unlabelled: Count = 0  # more training cases, without a mask: only methods that make labels learn from them
 
 
 Roster = Mapping[SiteName, SiteCard]
@@ -35,11 +45,11 @@ Roster = Mapping[SiteName, SiteCard]
 class Round:
     """Where in the run we are."""
 
-    index: int  # counted over all phases, from 0
-    phase: str
-    step: int  # counted within the phase, from 0
-    total: int  # rounds of this phase
-    before: int = 0  # rounds before it that are not the paper's, and so are not counted in `number`
+    index: RoundIndex  # counted over all phases, from 0
+    phase: Annotated[str, Text(40)]
+    step: RoundIndex  # counted within the phase, from 0
+    total: RoundIndex  # rounds of this phase
+    before: RoundIndex = 0  # rounds before it that are not the paper's, and so are not counted in `number`
 
     @property
     def number(self) -> int:
@@ -54,7 +64,7 @@ class Batch:
     images: Tensor  # (batch, channels, *spatial)
     truth: Tensor  # segmentation: (batch, *spatial) integers; classification: (batch,)
     cases: tuple[str, ...]
-    volume: bool = False  # the images are all slices of one volume, in order; their cases are called "name#slice"
+    volume: str = ""  # the images are all slices of this case, a volume, in order; empty: they are cases of their own
     labels: tuple[tuple[str, ...], ...] | None = None  # what each truth shows; 0 is background or unknown. None: all
     spacings: tuple[tuple[float, ...] | None, ...] | None = None  # of each case's voxels, mm; None: not known
     beside: Tensor | None = None  # (batch, maps, *spatial): what a method knows of every voxel, cut and turned alike
@@ -345,7 +355,8 @@ class Site:
             yield from self.data.batches(self.local.batch_size, epoch, self._seed(round, "batches"))
 
     def generator(self, round: Round, purpose: str) -> torch.Generator:
-        return torch_generator(self.seed, self.card.name, round.index, purpose)
+        name = self.card.name.strip("()")  # the virtual site draws as it did when it was called without them
+        return torch_generator(self.seed, name, round.index, purpose)
 
     def _seed(self, round: Round, purpose: str) -> int:
         return self.generator(round, purpose).initial_seed()

@@ -21,7 +21,7 @@ from consilium.data.check import check
 from consilium.data.preprocess import Preprocess, told
 from consilium.data.site_folder import Federation, read_federation, refuse
 from consilium.errors import DataError, StudyError
-from consilium.fields import fill, nearest, plain, to_toml
+from consilium.fields import NAME, fill, nearest, plain, to_toml
 from consilium.legacy import current_study
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
@@ -47,19 +47,27 @@ class Plan:
     away: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     sites_per_round: int = 0  # 0: all, else a seeded draw
     min_sites: int = 1
+    max_cases: int = 1_000_000  # training cases a site may say it has: they are its share of an average
     deadline: float = 3600.0  # seconds per round, in a real federation
     keep_rounds: str = "last-two"  # or "all"
     firewall: Firewall = field(default_factory=Firewall)  # what becomes of odd updates; its mode alone will do
 
     def __post_init__(self) -> None:
-        for name, low in (("rounds", 1), ("score_every", 1), ("min_sites", 1), ("sites_per_round", 0), ("seed", 0)):
+        for name, low in (
+            ("rounds", 1),
+            ("score_every", 1),
+            ("min_sites", 1),
+            ("max_cases", 1),
+            ("sites_per_round", 0),
+            ("seed", 0),
+        ):
             if getattr(self, name) < low:
                 raise StudyError(f"[study] {name} = {getattr(self, name)}: it must be at least {low}.")
         if not 0 < self.deadline < math.inf:
             raise StudyError(f"[study] deadline = {self.deadline}: it must be positive, in seconds.")
         if self.keep_rounds not in ("last-two", "all"):
             raise StudyError(f"[study] keep_rounds = {self.keep_rounds!r}: it must be one of last-two, all.")
-        if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+        if self.name and not re.fullmatch(NAME, self.name):
             raise StudyError(f"[study] name = {self.name!r}: use letters, digits, dots, dashes and underscores.")
         for site, rounds in self.away.items():
             if any(isinstance(round, int) and round < 1 for round in rounds):
@@ -69,6 +77,9 @@ class Plan:
         both = set(self.sites) & set(self.leave_out)
         if both:
             raise StudyError(f"[study] '{min(both)}' is in both sites and leave_out; choose one.")
+
+
+_LATER = {"max_cases": Plan.max_cases}  # keys that came later: at their defaults, older runs keep their hash
 
 
 @dataclass(frozen=True)
@@ -127,10 +138,19 @@ class Study:
         return sum(phase.rounds for phase in self.method.phases(self.plan.rounds))
 
     @property
+    def scorings(self) -> int:
+        """How often a site is asked for scores: in the rounds that are due, and of the best and the last state."""
+        counting = [phase.rounds for phase in self.method.phases(self.plan.rounds) if phase.counts]
+        return sum(-(-rounds // self.plan.score_every) for rounds in counting) + 2
+
+    @property
     def hash(self) -> str:
         """Eight characters that differ when anything that decides the run differs."""
         tables = self.tables()
         tables["preprocess"] = told(tables["preprocess"])
+        for key, value in _LATER.items():
+            if tables["study"].get(key) == value:
+                del tables["study"][key]
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
 
     def tables(self) -> dict[str, dict[str, Any]]:

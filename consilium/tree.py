@@ -2,7 +2,8 @@
 
 A message is a frozen dataclass made by `@message`. Its fields may be `Weights`, `Tensor`, numbers, text, `None`,
 tuples, mappings with text keys, and messages. The receiver names the type it expects, so a packet can build
-nothing else.
+nothing else. A field may declare what its values can be, `Annotated[int, Range(0, 100)]`; anything else is refused
+while the message is built.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import hashlib
 import json
 import math
 import mmap
+import re
 import types
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import (
+    Annotated,
     Any,
     NamedTuple,
     Protocol,
@@ -45,8 +48,81 @@ DIGEST = "digest"  # in the header: of all that a file which is kept holds
 _HEADINGS = {"message", "masks", "stamp", DIGEST}
 
 
+HEADER_BYTES = 1 << 26  # the longest header that is parsed
+
+
 class PacketError(UserError):
     """A packet is damaged or is not of the type its receiver expects."""
+
+
+# ---------------------------------------------------------------------------------------------- declared ranges
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A number from `low` to `high`, both included; NaN is in no range."""
+
+    low: float
+    high: float
+
+    def fault(self, value: Any) -> str:
+        return "" if self.low <= value <= self.high else f"is {_short(value)}, not from {self.low:g} to {self.high:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Printable text of at most `most` characters; all of it matches `pattern`, where there is one."""
+
+    most: int
+    pattern: str = ""
+
+    def fault(self, value: Any) -> str:
+        if len(value) > self.most:
+            return f"has {len(value)} characters, more than {self.most}"
+        if not value.isprintable() or (self.pattern and not re.fullmatch(self.pattern, value)):
+            return f"cannot be {_short(value)}"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def fault(self, value: Any) -> str:
+        return "" if value in self.words else f"cannot be {_short(value)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    """At most so many items of a tuple or a mapping."""
+
+    most: int
+
+    def fault(self, value: Any) -> str:
+        return f"has {len(value)} items, more than {self.most}" if len(value) > self.most else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A tensor of one type with at most `rows` rows of `columns` numbers; without columns, of single numbers."""
+
+    dtype: torch.dtype
+    rows: int
+    columns: int | None = None
+
+    def fault(self, value: Any) -> str:
+        shape = () if self.columns is None else (self.columns,)
+        if value.dtype != self.dtype or value.ndim < 1 or tuple(value.shape[1:]) != shape or len(value) > self.rows:
+            return f"cannot be {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        return ""
+
+
+def _short(value: Any) -> str:
+    """A value in a sentence: whoever sent it does not choose how long the sentence is."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -200,7 +276,7 @@ class _Reader:
 def unflatten(packet: Packet, kind: type[T]) -> T:
     """The message of the expected type; `PacketError` says where a packet is of another shape."""
     try:
-        head = json.loads(packet.header)
+        head = json.loads(checked_length(packet.header))
         shape, masks = head["message"], dict(head["masks"])
         if not head.keys() <= _HEADINGS:
             raise KeyError(*head.keys() - _HEADINGS)
@@ -224,10 +300,40 @@ def _check_masks(packet: Packet, masks: Mapping[str, Any]) -> None:
             raise PacketError(f"the packet's mask '{path}' is not as its header says")
 
 
+def checked_length(text: str) -> str:
+    """A JSON text, unless it is too long to be parsed."""
+    if len(text) > HEADER_BYTES:
+        raise PacketError(f"a header of {len(text)} characters is too long")
+    return text
+
+
+def to_text(item: Any) -> str:
+    """A message without tensors as JSON."""
+    shape, weights, tensors = split(item)
+    if weights or tensors:
+        raise TypeError(f"a {type(item).__name__} with tensors is no text")
+    return shape
+
+
+def from_text(text: str, kind: type[T]) -> T:
+    """The message of the expected type from its JSON; `PacketError` says what is wrong with it."""
+    return assemble(text, kind, _NoParts())
+
+
+class _NoParts:
+    """For messages that hold no tensors."""
+
+    def weights(self, path: str, names: list[str]) -> Weights:
+        raise PacketError(f"'{path}' cannot be in a text")
+
+    def tensor(self, path: str) -> Tensor:
+        raise PacketError(f"'{path}' cannot be in a text")
+
+
 def assemble(shape: str, kind: type[T], parts: Parts) -> T:
     """The message of a JSON shape, with its tensors from `parts`."""
     try:
-        head = json.loads(shape)
+        head = json.loads(checked_length(shape))
         name, tree = head["type"], head["tree"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PacketError("the message's shape is not one of ours") from error
@@ -238,6 +344,8 @@ def assemble(shape: str, kind: type[T], parts: Parts) -> T:
 
 def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _declared(tree, args[0], args[1:], path, reader)
     if origin in (Union, types.UnionType):
         if tree is None and type(None) in args:
             return None
@@ -253,13 +361,17 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
         return reader.tensor(path)
     if dataclasses.is_dataclass(hint):
         hints = hints_of(hint)  # type: ignore[arg-type]
-        fields = {f.name for f in dataclasses.fields(hint)}
-        if set(_check(tree, dict, path)) != fields:
-            raise PacketError(f"'{path or 'message'}' should have the fields {sorted(fields)}, not {sorted(tree)}")
+        fields = [f.name for f in dataclasses.fields(hint)]
+        if set(_check(tree, dict, path)) != set(fields):
+            found = _short(sorted(tree))
+            raise PacketError(f"'{path or 'message'}' should have the fields {sorted(fields)}, not {found}")
         values = {name: _build(tree[name], hints[name], _field(path, name), reader) for name in fields}
         return hint(**values)  # type: ignore[operator]
     if origin in (dict, Mapping):
-        return {key: _build(part, args[1], _join(path, key), reader) for key, part in _check(tree, dict, path).items()}
+        return {
+            _build(key, args[0], path, reader): _build(part, args[1], _join(path, key), reader)
+            for key, part in _check(tree, dict, path).items()
+        }
     if origin is tuple:
         return tuple(
             _build(part, args[0], _join(path, str(i)), reader) for i, part in enumerate(_check(tree, list, path))
@@ -271,7 +383,24 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
     raise TypeError(f"{path}: messages cannot have a field of type {hint}")
 
 
-hints_of = lru_cache(get_type_hints)  # the same few messages come again and again
+def _declared(tree: Any, hint: Any, rules: tuple[Any, ...], path: str, reader: Parts) -> Any:
+    """A value with declared ranges; a list that is too long is refused before its items are looked at."""
+    for rule in rules:
+        if isinstance(rule, Items) and isinstance(tree, (list, dict)) and (fault := rule.fault(tree)):
+            raise PacketError(f"'{path}' {fault}")
+    value = _build(tree, hint, path, reader)
+    for rule in rules:
+        if fault := rule.fault(value):
+            raise PacketError(f"'{path}' {fault}")
+    return value
+
+
+hints_of = lru_cache(partial(get_type_hints, include_extras=True))  # the same few messages come again and again
+
+
+def bare(hint: Any) -> Any:
+    """A field's type without its declared range."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _check(tree: Any, kind: type, path: str) -> Any:
@@ -347,6 +476,15 @@ class _FileTensors(Mapping[str, Tensor]):
         self._start = 8 + int.from_bytes(self._map[:8], "little")
         table = json.loads(self._map[8 : self._start])
         self._table = {n: _Entry(table[n]["dtype"], table[n]["shape"], table[n]["data_offsets"]) for n in self._views}
+        self._check(len(self._map) - self._start)
+
+    def _check(self, size: int) -> None:
+        """The table as this process reads it: of a name that is there twice, the library may have seen the other."""
+        for name, (dtype, shape, (start, end)) in self._table.items():
+            if dtype not in _TYPES:
+                raise PacketError(f"'{name}' has numbers of the type {_short(dtype)}, which no message has")
+            if not 0 <= start <= end <= size or end - start != math.prod(shape) * _TYPES[dtype].itemsize:
+                raise PacketError(f"'{name}' is not where its header says")
 
     def again(self, path: Path) -> _FileTensors:
         """The tensors of the same file as they lie there, whatever was done to these; its table is not read again."""
@@ -442,7 +580,7 @@ def read(path: Path) -> Packet:
         tensors = _FileTensors(path)
     except FileNotFoundError as error:
         raise PacketError(f"there is no file {path}") from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise PacketError(f"{path} is damaged or not a safetensors file ({error})") from error
     if tensors.header is None:
         raise PacketError(f"{path} is a safetensors file, but not one of ours: it has no '{HEADER}' entry")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,57 +14,63 @@ from torch import Tensor
 from consilium import __version__
 from consilium.data.cache import SiteArrays, open_site
 from consilium.data.cases import Cases
+from consilium.data.preprocess import fingerprint
 from consilium.data.site_folder import Federation
-from consilium.envelope import Envelope
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
+from consilium.messages import SCORED, AnswerHead, Request, ScoredModel, SiteFacts
 from consilium.method import Method
-from consilium.privacy.dp import Veil
-from consilium.refusal import stamped
-from consilium.scores import Row
-from consilium.site import Batch, Local, Mark, Predictor, Roster, Site, SiteCard, Task
+from consilium.outgoing import Outgoing, SiteRules, leave
+from consilium.policy import Permissive, Policy, simulated_secret
+from consilium.score_sheets import WHOLE, Score, make_sheet
+from consilium.site import POOLED, Local, Mark, Predictor, Roster, Site, SiteCard, Task
 from consilium.store import MemoryShelf, read_release, write_release
 from consilium.study import Study
-from consilium.tree import Packet, flatten, unflatten
-from consilium.weights import SiteName
+from consilium.tree import Packet, unflatten
+from consilium.weights import SiteName, Weights
 
-POOLED = "pooled"  # the virtual site that holds all cases
-SCORED = ("valid", "test")
+Measure = Callable[[], AnswerHead]  # what is told beside an answer, when the work is done
 
 
 @dataclass(frozen=True)
 class Worker:
     """One hospital at work for one run."""
 
-    method: Method
+    study: Study
     site: Site
     shelf: MemoryShelf
     norm: LocalNorm
     member: bool
-    outside: bool
     place: Path  # the site's own folder for this run
-    veil: Veil
-    alias: Callable[[str], str] = str  # a case's name as the server may read it
+    policy: Policy
 
-    def train(self, order: Packet, head: Envelope) -> Packet:
+    @property
+    def method(self) -> Method:
+        return self.study.method
+
+    def train(self, order: Packet, request: Request, measure: Measure = AnswerHead) -> Outgoing:
         """Answer an order; a lost or repeated order leaves no other trace than this round's memory."""
+        assert request.round is not None
         torch.set_num_threads(self.site.local.threads)
-        merged = head.merged[self.site.card.name]
-        kept = self.kept(merged)
+        kept = self.kept(request.merged)
         memory = kept.memory if kept else self.method.remember(self.site)
         own = kept.norm if kept else None
         got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
-        uplink, memory = self.method.train(self.site, memory, got, head.round)
-        reply, own = self.norm.off(flatten(self.veil.bare(uplink)), order, own)
-        reply = self.veil.over(reply, order, head.run, head.round)
-        if self.norm.remembers(self.method, self.site.local):
-            # a later memory was never merged; the one before the merged is wanted if the server, which may be
-            # writing that round only now, does not live to do so, and the one before that if its last state is damaged
-            before = self.shelf.before(merged)
-            keep = (merged, before, self.shelf.before(before), *head.wanted.get(self.site.card.name, ()))
-            self.shelf.put(head.round.index, self.norm.kept(self.method)(memory, own), keep)
-        return stamped(reply, head, self.site.card.name)
+        uplink, memory = self.method.train(self.site, memory, got, request.round)
+
+        def keep(norm: Weights | None) -> None:
+            assert request.round is not None
+            if self.norm.remembers(self.method, self.site.local):
+                # a later memory was never merged; the one before the merged is wanted if the server, which may be
+                # writing that round only now, does not live to do so, and the one before that if its last state is
+                # damaged
+                before = self.shelf.before(request.merged)
+                rounds = (request.merged, before, self.shelf.before(before), *request.wanted)
+                self.shelf.put(request.round.index, self.norm.kept(self.method)(memory, norm), rounds)
+
+        rules = SiteRules(self.study, self.policy, self.norm, order, own, keep)
+        return leave(uplink, measure(), rules, request)
 
     def kept(self, round: int) -> Any | None:
         """The memory of that round, where there is one."""
@@ -74,64 +80,66 @@ class Worker:
         """What a release becomes at this site, with its memory."""
         return deployed(self.method, self.site.task, self.norm, self.kept(merged), release)
 
-    def score(self, release: Packet, head: Envelope) -> list[Row]:
+    def score(self, release: Packet, request: Request, measure: Measure = AnswerHead) -> Outgoing:
         """Every model of the release on this site's validation and test cases."""
         torch.set_num_threads(self.site.local.threads)
+        sheet = make_sheet(self.scores(release, request))
+        return leave(sheet, measure(), SiteRules(self.study, self.policy), request)
+
+    def scores(self, release: Packet, request: Request) -> Iterator[Score]:
         try:
-            first = self.predictor(release, head.merged.get(self.site.card.name, -1))
+            first = self.predictor(release, request.merged)
         except NotForOutsiders:
-            return []
-        predictors = [first, *first.others(), *(first.elsewhere() if head.full else ())]
-        rows: list[Row] = []
+            return
+        predictors = [first, *first.others(), *(first.elsewhere() if request.full else ())]
         for split in SCORED:
             for predictor in predictors:
                 try:
-                    rows += self._score(predictor, split, head)
+                    yield from self._scores(predictor, split, request.full)
                 except NotForOutsiders:
                     continue
-        return rows
 
-    def _score(self, predictor: Predictor, split: str, head: Envelope) -> Iterator[Row]:
-        name = self.site.card.name
+    def _scores(self, predictor: Predictor, split: str, full: bool) -> list[Score]:
+        name, task = self.site.card.name, self.site.task
+        model = ScoredModel(predictor.model, predictor.of, predictor.when)
+        scores: list[Score] = []
 
-        def row(case: str, label: str, metric: str, value: float) -> Row:
-            return Row(
-                head.round.number, head.round.phase, predictor.model, predictor.of, predictor.when,
-                name, self.outside, split, self.alias(case) if case else "", label, metric, float(value),
-            )  # fmt: skip
+        def add(case: str, slice: int, marks: Iterable[Mark]) -> None:
+            scores.extend(Score(model, split, case, slice, mark.label, mark.metric, mark.value) for mark in marks)
 
         outputs: list[Tensor] = []
         truths: list[Tensor] = []
-        rows: list[Row] = []
         for batch in self.site.data.whole(split, 16):
-            answer = predictor.answer(batch.images, batch.volume)
+            answer = predictor.answer(batch.images, bool(batch.volume))
             if batch.volume:
                 whole = answer.output.transpose(0, 1)
-                marks = self.site.task.score(whole, batch.truth, head.full, batch.labels_of(0), batch.spacing_of(0))
-                rows += [row(volume_of(batch), mark.label, mark.metric, mark.value) for mark in marks]
+                marks = task.score(whole, batch.truth, full, batch.labels_of(0), batch.spacing_of(0))
+                add(batch.volume, WHOLE, marks)
             for i, case in enumerate(batch.cases):
-                full, known, spacing = head.full and not batch.volume, batch.labels_of(i), batch.spacing_of(i)
-                marks = self.site.task.score(answer.output[i], batch.truth[i], full, known, spacing)
+                place = (batch.volume, i) if batch.volume else (case, WHOLE)
+                detailed, known, spacing = full and not batch.volume, batch.labels_of(i), batch.spacing_of(i)
+                marks = task.score(answer.output[i], batch.truth[i], detailed, known, spacing)
                 if batch.volume:  # slices without the organ have no score; the volume counts what is found there
                     marks = [Mark(m.label, f"slice_{m.metric}", m.value) for m in marks if m.metric != "empty"]
-                rows += [row(case, mark.label, mark.metric, mark.value) for mark in marks]
+                add(*place, marks)
                 choice = answer.choices[i]
                 if choice.chances:
-                    rows.append(row(case, "", f"chosen:{choice.key}", 1.0))
-                    rows.append(row(case, "", "confidence", choice.confidence or 0.0))
+                    add(*place, [Mark("", f"chosen:{choice.key}", 1.0)])
+                    add(*place, [Mark("", "confidence", choice.confidence or 0.0)])
                     if name in choice.chances:
                         right = max(choice.chances, key=choice.chances.__getitem__) == name
-                        rows.append(row(case, "", "routed", float(right)))
-            if self.site.task.needs_all:
+                        add(*place, [Mark("", "routed", float(right))])
+            if task.needs_all:
                 outputs += list(answer.output)
                 truths += list(batch.truth)
-        rows += [row("", m.label, m.metric, m.value) for m in self.site.task.score_all(outputs, truths, head.full)]
-        return iter(rows)
+        add("", WHOLE, task.score_all(outputs, truths, full))
+        return scores
 
-    def deliver(self, release: Packet, head: Envelope) -> None:
+    def deliver(self, release: Packet, request: Request, measure: Measure = AnswerHead) -> Outgoing:
         """Store the release beside the memory it goes with, for use without the server."""
-        facts = {"run": head.run, "method": head.method, "merged": head.merged.get(self.site.card.name, -1)}
+        facts = {"run": request.run, "method": request.method, "merged": request.merged}
         write_release(release, facts, self.place, self.shelf.durable, self.shelf.private)
+        return leave(None, measure(), SiteRules(self.study, self.policy), request)
 
     def released(self) -> Predictor:
         """What was delivered here, ready to use; the server is not asked."""
@@ -154,11 +162,6 @@ def deployed(method: Method, task: Task, norm: LocalNorm, kept: Any | None, rele
     """What a release becomes at a site with what it kept."""
     released: Any = unflatten(norm.onto(release, kept.norm if kept else None), method.Release)
     return method.deploy(task, kept.memory if kept else None, released)
-
-
-def volume_of(batch: Batch) -> str:
-    """The name of the volume whose slices a batch holds."""
-    return batch.cases[0].rpartition("#")[0]
 
 
 # ---------------------------------------------------------------------------------------------- opening a site
@@ -218,21 +221,25 @@ def place_in(run: Path, site: SiteName) -> Path:
     return run / "sites" / site
 
 
-def open_worker(
+def open_worker(study: Study, federation: Federation, site: SiteName, roster: Roster, place: Path) -> Worker:
+    """A site of a simulation: it has no rules of its own and no secrets."""
+    return open_at(study, federation, site, roster, place, Permissive(simulated_secret(study, site)))
+
+
+def open_at(
     study: Study,
     federation: Federation,
     site: SiteName,
     roster: Roster,
     place: Path,
+    policy: Policy,
     hospital: bool = False,
-    alias: Callable[[str], str] = str,
-    secret: bytes = b"",
 ) -> Worker:
     """A site with its data and `place`, its own folder for this run; of the federation it need know only itself.
 
     At a `hospital` what it keeps is on the disk before it answers, and closed to other users.
     """
-    sources = members_of(study, federation) if site == POOLED else [site]
+    sources = members_of(study, federation) if is_pooled(site, study, federation) else [site]
     arrays = tuple(open_arrays(study, federation, name) for name in sources)
     member = site in roster
     card = roster.get(site) or SiteCard(site, -1, 0, federation.labels)
@@ -240,31 +247,36 @@ def open_worker(
     task = study.task.on(device) if device != "cpu" else study.task
     data = Cases(arrays, study.task_fields.augment, study.task_fields.patch, bool(study.preprocess.slices))
     return Worker(
-        study.method,
+        study,
         Site(card, roster, task, data, study.local, device, study.plan.seed),
         MemoryShelf(place / "memory", site, durable=hospital, private=hospital),
         LocalNorm.of(task, study.local.batchnorm, site),
         member,
-        outside=site in study.plan.leave_out,
-        place=place,
-        veil=Veil(study.privacy, secret or f"{study.plan.seed}|{site}".encode()),  # a simulation has no secrets
-        alias=alias,
+        place,
+        policy,
     )
 
 
-def site_facts(study: Study, federation: Federation, site: SiteName) -> dict[str, Any]:
-    """What a site says at roll call."""
+def is_pooled(site: SiteName, study: Study, federation: Federation) -> bool:
+    """Whether this is the virtual site that holds all cases; runs of version 0.1 called it "pooled"."""
+    return site == POOLED or (study.pooled and site == POOLED.strip("()") and site not in federation.sites)
+
+
+def site_facts(study: Study, federation: Federation, site: SiteName) -> SiteFacts:
+    """What a site says at roll call, its own names and hashes included: they are hidden when it leaves."""
     arrays = open_arrays(study, federation, site)
     cases = Cases((arrays,), slices=bool(study.preprocess.slices))
     n, more = len(cases), len(cases.with_unlabelled()) - len(cases)
     table = "\n".join(f"{case.name},{case.patient},{case.split}" for case in arrays.cases)
-    return {
-        "name": site,
-        "n": n,
-        **({"unlabelled": more} if more else {}),
-        "labels": list(annotated_at(study, federation, site)),
-        "cases": len(arrays.cases),
-        "table": hashlib.sha256(table.encode()).hexdigest()[:16],
-        "arrays": arrays.folder.name,  # content and preprocessing, by hash
-        "version": __version__,
-    }
+    return SiteFacts(
+        n=n,
+        unlabelled=more,
+        labels=annotated_at(study, federation, site),
+        cases=len(arrays.cases),
+        scored={split: len(arrays.indices(split)) for split in SCORED},
+        table=hashlib.sha256(table.encode()).hexdigest()[:16],
+        arrays=arrays.folder.name,  # content and preprocessing, by hash
+        version=__version__,
+        study=study.hash,
+        preprocessing=fingerprint(study.preprocess),
+    )

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from consilium.data.site_folder import Federation
-from consilium.envelope import card_from_json
 from consilium.errors import NotForOutsiders, RunError, StudyError
 from consilium.files import read_json
+from consilium.messages import card_from_json
 from consilium.method import LossOfBatch, timeline
 from consilium.methods.routing import GLOBAL, EnsembleModel, SuperModel
 from consilium.reports.grouping import groups

@@ -30,7 +30,6 @@ from consilium.run_folder import RunFolder
 from consilium.site import Batch, Site
 from consilium.tasks.overlap import overlap
 from consilium.weights import SiteName
-from consilium.worker import volume_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +97,7 @@ def labelled(run: OpenRun, name: SiteName, server: Any) -> Iterator[Labelled]:
         found = _of_batch(checked(run), site, server, batch)
         if batch.volume:  # its slices are one case
             turned = replace(found, image=batch.images.transpose(0, 1))
-            yield replace(turned, case=volume_of(batch))
+            yield replace(turned, case=batch.volume)
             continue
         for i, case in enumerate(batch.cases):
             yield Labelled(

@@ -30,7 +30,7 @@ def export(
     from consilium.export.exporting import export_delivered, export_run
 
     if hospital is not None:
-        from consilium.federation.hospital import read_hospital
+        from consilium.hospital import read_hospital
         from consilium.prediction import open_at_hospital
 
         done = export_delivered(*open_at_hospital(read_hospital(hospital), delivered), to)

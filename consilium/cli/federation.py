@@ -81,7 +81,7 @@ def site(
     example: Annotated[bool, typer.Option("--example", help="Write an example of the settings, and stop.")] = False,
 ) -> None:
     """Keep this hospital's site running until it is stopped (Ctrl-C or SIGTERM)."""
-    from consilium.federation.hospital import write_example
+    from consilium.hospital import write_example
 
     if example:
         typer.echo(str(write_example(hospital, kit)))

@@ -41,7 +41,7 @@ def predict(
     from consilium import prediction as predicting
 
     if hospital is not None:
-        from consilium.federation.hospital import read_hospital
+        from consilium.hospital import read_hospital
 
         study, predictor = predicting.open_at_hospital(read_hospital(hospital), delivered)
         own = predictor.of_site(site) if site else predictor

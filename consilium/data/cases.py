@@ -118,7 +118,7 @@ class Cases:
         for place in (Place(part, i) for part in self.parts for i in part.indices(split, self.unlabelled)):
             if self.slices:
                 slices = [Place(place.part, place.index, z) for z in range(place.image().shape[1])]
-                yield replace(_batch([(s.image(), s.truth(), None, s) for s in slices]), volume=True)
+                yield replace(_batch([(s.image(), s.truth(), None, s) for s in slices]), volume=place.name)
                 continue
             case = (place.image(), place.truth(), None, place)
             if group and (len(group) == batch_size or case[0].shape != group[0][0].shape):

@@ -16,7 +16,7 @@ from typing import Any
 from consilium.data.case_files import CaseFiles
 from consilium.data.case_table import COLUMNS, Table, read_table, write_table
 from consilium.errors import DataError
-from consilium.fields import nearest
+from consilium.fields import NAME, nearest
 from consilium.files import write_text
 
 TASKS = ("segmentation", "classification")
@@ -215,7 +215,7 @@ def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
     return seen
 
 
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a folder, a tensor name and a certificate
+SITE_NAME = re.compile(NAME)
 _HEAD_KEYS = {"task": str, "labels": list, "dimensions": int, "channels": int, "contains": dict}
 _SITE_KEYS = {"name": str, "annotated": list, "source": str, "licence": str}
 _KINDS = {str: "text in quotes", list: "a list of texts", int: "a whole number", dict: "a table of lists"}

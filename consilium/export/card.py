@@ -12,7 +12,7 @@ from consilium.describe import describe_all
 from consilium.export.models import Model, Released
 from consilium.methods import METHODS
 from consilium.reports.reading import RunView
-from consilium.scores import MEAN, ByCase, Row, by_case, interval, matrix, selection
+from consilium.scores import EMPTY, MEAN, ByCase, Row, by_case, interval, matrix, selection
 from consilium.study import Study
 
 Facts = dict[str, Any]
@@ -84,8 +84,8 @@ def _training(study: Study, view: RunView) -> Facts:
     sliced = bool(study.preprocess.slices)
     seen: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in view.best_rows:
-        # of a volume scored slice by slice, the name before the slice's number
-        seen[row.site, row.split].add(row.case.rpartition("#")[0] or row.case if sliced else row.case)
+        if not sliced or row.metric in (study.task.headline, EMPTY):  # other rows may be of single slices
+            seen[row.site, row.split].add(row.case)
     sites = {}
     for name, known in origin.get("sites", {}).items():
         guest = name in study.plan.leave_out

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilium.envelope import Envelope
 from consilium.errors import StudyError
 from consilium.method import Maybe, timeline
-from consilium.refusal import stamped
 from consilium.site import Roster, SiteCard
 from consilium.study import Study
 from consilium.tree import flatten
@@ -83,7 +81,7 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
     it has what it sends only once, and knows who got it.
     """
     roster = roster_of(study, sites, known)
-    name, card = next(iter(roster.items()))
+    card = next(iter(roster.values()))
     method, task = study.method, study.task
     server = method.start(task, roster)
     exchanges = []
@@ -92,9 +90,7 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
         order = method.send(server, card, round)
         up = 0
         if order is not None:
-            head = Envelope(f"{study.name}-s0-00000000", study.method_name, round)
-            reply = _usual(method.blank(task, roster, card, round), order)
-            up = stamped(flatten(reply), head, name).nbytes()
+            up = flatten(_usual(method.blank(task, roster, card, round), order)).nbytes()
         exchanges.append(Exchange(phase.name, phase.counts, flatten(order).nbytes() if order is not None else 0, up))
         if round.step == 0 or round.step + 1 == phase.rounds:
             orders = {other: method.send(server, roster[other], round) for other in roster}

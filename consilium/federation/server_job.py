@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -24,16 +23,17 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from consilium import engine
+from consilium import engine, tree
 from consilium.errors import UserError, WorkError
 from consilium.federation.job_files import STUDY
 from consilium.federation.named_code import allowed_code, read_submitted
 from consilium.federation.parts import confirmed, cut, follows, is_part
 from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
 from consilium.files import make_folder, write_json
+from consilium.messages import Request
 from consilium.run_folder import RunFolder
 from consilium.weights import SiteName
-from consilium.wires.flare import ANSWER, ORDER, REASONS, Answer, Body, FlareWire, GoOn, mapped, patience
+from consilium.wires.flare import ANSWER, ORDER, Answer, Body, FlareWire, GoOn, Ordered, mapped, patience, read_answer
 
 KNOCK = 2.0  # seconds before a site is asked again whether its process is up
 
@@ -47,7 +47,7 @@ class _Order:
     path: Path
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)  # a part may come twice at the same time
-    answer: Answer = field(default_factory=lambda: Answer({}, error="late"))
+    answer: Answer = field(default_factory=lambda: Answer.of("late"))
     failure: OSError | None = None
 
 
@@ -69,15 +69,15 @@ class _Line:
         self._dropped: list[tuple[SiteName, str]] = []
         self._engine.register_aux_message_handler(ANSWER, self._receive)
 
-    def ask(self, site: SiteName, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
+    def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> Answer:
         if site in self._silent and not self._send(site, Shareable(), KNOCK):
-            return Answer({}, error="away")  # it was waited for once; its return is noticed elsewhere
+            return Answer.of("away")  # it was waited for once; its return is noticed elsewhere
         end = time.monotonic() + seconds
         name = secrets.token_hex(16)
         self._spool.mkdir(parents=True, exist_ok=True)
         order = self._orders[name] = _Order(site, room, self._spool / name)
         try:
-            parts = cut(name, body, {"request": json.dumps({**request, "order": name, "seconds": seconds})})
+            parts = cut(name, body, {"request": tree.to_text(Ordered(name, seconds, request))})
             if all(self._hand_over(site, part, end) for part in parts):
                 while not order.done.wait(0.2) and time.monotonic() < end and not self._abort.triggered:
                     pass
@@ -125,7 +125,7 @@ class _Line:
     def _take(self, name: str, order: _Order, message: Shareable) -> bool:
         """Whether a part of an answer is held; parts come in order, and the file grows with them."""
         if not is_part(message, order.room):
-            order.answer = Answer({}, error="size" if is_part(message, sys.maxsize) else "damaged")
+            order.answer = Answer.of("size" if is_part(message, sys.maxsize) else "damaged")
         else:
             try:
                 with order.path.open("ab") as file:
@@ -137,9 +137,11 @@ class _Line:
             except OSError as error:
                 order.failure = error
             else:
-                if "facts" not in message:  # there is more to come
+                if "head" not in message:  # there is more to come
                     return True
-                order.answer = _read(message, mapped(order.path))
+                body = mapped(order.path)
+                whole = len(body) == message["of"]
+                order.answer = read_answer(message["head"], body) if whole else Answer.of("damaged")
         self._answered.append(name)
         order.done.set()
         return True
@@ -156,17 +158,6 @@ class _Line:
 
     def stopped(self) -> bool:
         return bool(self._abort.triggered)
-
-
-def _read(message: Shareable, body: Body) -> Answer:
-    """An answer, or that it is not one."""
-    try:
-        facts, error = json.loads(message["facts"]), message["error"]
-        if isinstance(facts, dict) and len(body) == message["of"] and (error == "" or error in REASONS):
-            return Answer(facts, body, error)
-    except (KeyError, TypeError, ValueError):
-        pass
-    return Answer({}, error="damaged")
 
 
 def _journal(topic: str, asked: Mapping[str, Any], fl_ctx: FLContext, folder: RunFolder) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""The hospital's process in a job: it opens the desk and passes the server's requests to it."""
+"""The hospital's process in a job: it passes the server's requests to the hospital's site service."""
 
 from __future__ import annotations
 
-import json
 import queue
 import sys
 import threading
@@ -18,10 +17,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from consilium.federation.desk import Desk
-from consilium.federation.hospital import hospital_path, read_hospital
+from consilium import tree
+from consilium.federation.hospital_site import HospitalSite
 from consilium.federation.parts import Assembly, confirmed, cut, is_part
-from consilium.wires.flare import ANSWER, ORDER, Body, patience
+from consilium.hospital import hospital_path, read_hospital
+from consilium.wires.flare import ANSWER, ORDER, Answer, Body, patience
 
 
 class SiteJob(Executor):  # type: ignore[misc]
@@ -33,15 +33,16 @@ class SiteJob(Executor):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._orders: queue.Queue[tuple[dict[str, Any], Body]] = queue.Queue()
+        self._orders: queue.Queue[tuple[str, object, Body]] = queue.Queue()
         self._arriving = Assembly()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             engine = fl_ctx.get_engine()
             study = Path(engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / "study.toml"
-            desk = Desk(read_hospital(hospital_path()), fl_ctx.get_identity_name(), study.read_text(encoding="utf-8"))
-            threading.Thread(target=self._work, args=(desk, engine), daemon=True).start()
+            text = study.read_text(encoding="utf-8")
+            site = HospitalSite(read_hospital(hospital_path()), fl_ctx.get_identity_name(), text)
+            threading.Thread(target=self._work, args=(site, engine), daemon=True).start()
             engine.register_aux_message_handler(ORDER, self._take)
 
     def _take(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -51,18 +52,18 @@ class SiteJob(Executor):  # type: ignore[misc]
             if not held:
                 return make_reply(ReturnCode.BAD_REQUEST_DATA)
             if whole is not None:
-                self._orders.put((json.loads(request["request"]), whole))
+                self._orders.put((str(order), request.get("request"), whole))
         return make_reply(ReturnCode.OK)
 
-    def _work(self, desk: Desk, engine: Any) -> None:
+    def _work(self, site: HospitalSite, engine: Any) -> None:
         torch.set_num_threads(1)
         while True:
-            order, body = self._orders.get()
+            order, text, body = self._orders.get()
             start = time.monotonic()
-            answer = desk.answer(order, body)
-            end = time.monotonic() + max(10.0, order["seconds"] - (time.monotonic() - start))
-            told = {"facts": json.dumps(answer.facts), "error": answer.error}
-            for part in cut(order["order"], answer.body, told):
+            asked = site.read(text)
+            answer = Answer.of("damaged") if asked is None else site.answer(asked.request, body)
+            end = time.monotonic() + max(10.0, (asked.seconds if asked else 0.0) - (time.monotonic() - start))
+            for part in cut(order, answer.body, {"head": tree.to_text(answer.head)}):
                 if not self._post(engine, part, end):
                     break
 

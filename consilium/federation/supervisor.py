@@ -15,10 +15,10 @@ import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 
 from consilium import children
 from consilium.errors import DataError
-from consilium.federation.hospital import read_hospital
 from consilium.federation.kit_settings import close_kit
 from consilium.federation.named_code import ALLOWED
 from consilium.files import append_lines, make_folder, read_json
+from consilium.hospital import read_hospital
 
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting

@@ -127,7 +127,7 @@ class BothWays:
 
 def both_ways(model: SuperModel, batch: Batch) -> Iterator[BothWays]:
     """Every γ then only picks one of the two answers; a case whose truth is empty has no score and is left out."""
-    chances = model.routed(model.chances(batch.images), batch.volume)
+    chances = model.routed(model.chances(batch.images), bool(batch.volume))
     liked = chances.argmax(1)
     common = model.fallback.answer(batch.images).output
     own = common.clone()
@@ -135,8 +135,7 @@ def both_ways(model: SuperModel, batch: Batch) -> Iterator[BothWays]:
         members = (liked == top).nonzero()[:, 0]
         own[members] = model.personal[model.classes[top]].answer(batch.images[members]).output
     if batch.volume and model.route == "volume":
-        name = batch.cases[0].rpartition("#")[0]
-        whole = [(name, 0, common.transpose(0, 1), own.transpose(0, 1), batch.truth)]
+        whole = [(batch.volume, 0, common.transpose(0, 1), own.transpose(0, 1), batch.truth)]
     else:
         whole = [(case, i, common[i], own[i], batch.truth[i]) for i, case in enumerate(batch.cases)]
     for case, i, shared, personal, truth in whole:

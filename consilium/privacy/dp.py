@@ -14,7 +14,7 @@ import hmac
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import torch
@@ -95,15 +95,11 @@ def _delta(mean: float, epsilon: float) -> float:
 
 
 @dataclass(frozen=True)
-class Veil:
-    """Covers the replies of one site; `secret` is known to it alone, or the server could take the noise off again."""
+class Noise:
+    """Clips and covers the updates of one site; `secret` is known to it alone, or the noise could be taken off."""
 
     privacy: Privacy
     secret: bytes
-
-    def bare(self, uplink: Any) -> Any:
-        """A reply without its loss, which is a number of the training cases."""
-        return dataclasses.replace(uplink, loss=0.0) if self.privacy.on and hasattr(uplink, "loss") else uplink
 
     def over(self, reply: Packet, order: Packet, run: str, round: Round) -> Packet:
         """The reply with its update clipped and noise added to every value.
@@ -116,6 +112,8 @@ class Veil:
         before = {path: order.tensors[path] for path in reply.tensors if path in order.tensors}
         moved = {p: m for p, tensor in reply.tensors.items() if (m := _moved(p, tensor, before)) is not None}
         length = math.sqrt(math.fsum((change * change).sum().item() for change in moved.values()))
+        if not math.isfinite(length):  # or no clip would be small enough
+            raise NotFinite("the length of an update is not finite, so it cannot be clipped")
         shrink = min(1.0, self.privacy.clip / length) if length else 1.0
         seed = "|".join(
             [run, str(round.index), Weights.over(before).digest, Weights.over(moved).digest, repr(self.privacy)]
@@ -130,7 +128,25 @@ class Veil:
         return Packet(reply.header, {path: tensors[path] for path in reply.tensors})
 
 
+class NotFinite(Exception):
+    """A message that came in or was to leave holds values that are not finite."""
+
+
+def refuse_not_finite(packet: Packet, what: str) -> None:
+    """`NotFinite` where a tensor holds NaN or infinity: a length taken of it would be no length."""
+    for path, tensor in packet.tensors.items():
+        if not is_finite(tensor):
+            raise NotFinite(f"'{path}' of {what} holds values that are not finite")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """A finite sum shows that all values are; only an overflow needs the slower look."""
+    return not tensor.is_floating_point() or math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+
+
 def _moved(path: str, tensor: Tensor, before: Mapping[str, Tensor]) -> Tensor | None:
+    if path in before and (before[path].shape, before[path].dtype) != (tensor.shape, tensor.dtype):
+        raise StudyError(f"[privacy] noise: '{path}' leaves in another shape or type than it came in.")
     if tensor.is_floating_point():
         return tensor.double() - before[path].double() if path in before else tensor.double()
     if path not in before:

@@ -1,81 +1,76 @@
 """Sites that are processes of other machines, reached through NVIDIA FLARE.
 
-A request is a JSON text and the bytes of one safetensors file, and so is an answer. What a site says of a failure is
-one word of `REASONS`: its own log, which stays there, says more.
+A request is a message as text and the bytes of one safetensors file, and so is an answer. What a site says of a
+failure is one word of `REASONS`: its own log, which stays there, says more.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from consilium import __version__, tree
-from consilium.data.preprocess import fingerprint
-from consilium.engine import WireError
-from consilium.envelope import Envelope, Reply, RollCall, card_from_json, card_to_json
-from consilium.errors import DataError, RunError, StudyError, WorkError
-from consilium.files import write_bytes
-from consilium.run_folder import RunFolder
-from consilium.scores import Row, read_rows
-from consilium.site import Roster
+from consilium import tree
+from consilium.errors import StudyError, WireError, WorkError
+from consilium.fields import plain
+from consilium.files import read_json, write_bytes
+from consilium.messages import REASONS, AnswerHead, Envelope, Reply, Request
+from consilium.run_folder import RunFolder, same_site
 from consilium.study import Study
-from consilium.tree import Packet, PacketError
+from consilium.tree import Packet, PacketError, Range, Text, message
 from consilium.weights import SiteName
 from consilium.wires import held
+from consilium.wires.site_wire import ABSENT, Returned, SiteWire
 
 ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
 SLOWEST = 125_000  # bytes per second of the slowest link that still works
 ROLL_CALL = 120.0  # seconds at least: sites start their process, and make their cache
 TICK = 0.5  # seconds between two looks at who has gone
 ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
-ROWS = 1 << 30  # bytes of scores that are accepted
-REASONS = {
-    "study": "its package cannot read the study",
-    "method": "its hospital.toml does not allow the method",
-    "rounds": "its hospital.toml allows no more rounds of this run",
-    "privacy": "its hospital.toml demands differential privacy, and this study has none or too little",
-    "bytes": "its hospital.toml allows no more bytes to leave",
-    "labels": "its hospital.toml names other labels",
-    "name": "its site.toml names another site than its kit",
-    "data": "its tables or images have faults",
-    "device": "its device cannot be used",
-    "memory": "it has lost its memory of this run",
-    "disk": "its disk is full or cannot be written",
-    "old": "it has been asked for a later round already",
-    "foreign": "the message was of another run, method or site",
-    "damaged": "the message was damaged on its way",
-    "size": "its answer is larger than this method's update",
-    "late": "no answer by the deadline",
-    "gone": "its process has ended",
-    "away": "it is not connected",
-    "failed": "training failed there",
-}
-
-
+ROWS = 1 << 28  # bytes of scores that are accepted
 Body = bytes | memoryview  # a large one is a mapped file
+
+
+@message
+class Ordered:
+    """A request on its way; the answer names the order, and who may answer it the server has written down."""
+
+    order: Annotated[str, Text(32, "[0-9a-f]{32}")]
+    seconds: Annotated[float, Range(0, 1e9)]  # how long the server waits
+    request: Request
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from a site; `error` is a word of `REASONS`."""
+    """What came back from a site."""
 
-    facts: Mapping[str, Any]
+    head: AnswerHead
     body: Body = b""
-    error: str = ""
+
+    @classmethod
+    def of(cls, error: str) -> Answer:
+        """There is no answer, for a reason of `REASONS`."""
+        return cls(AnswerHead(error))
+
+
+def read_answer(text: object, body: Body) -> Answer:
+    """The server's door: an answer of the declared form, or that it is damaged."""
+    try:
+        return Answer(tree.from_text(text, AnswerHead), body) if isinstance(text, str) else Answer.of("damaged")
+    except PacketError:
+        return Answer.of("damaged")
 
 
 class Line(Protocol):
     """Reaches the sites of one job."""
 
-    def ask(self, site: SiteName, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer: ...
+    def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> Answer: ...
     def here(self) -> set[SiteName]: ...  # sites whose processes take part in this job
     def back(self) -> set[SiteName]: ...  # sites that started again since, and wait for a new job
     def dropped(self) -> list[tuple[SiteName, str]]: ...  # messages since the last question that were not wanted
@@ -86,122 +81,86 @@ class GoOn(Exception):
     """A site is back: the run goes on as a new job, in which it takes part."""
 
 
-class FlareWire:
+class FlareWire(SiteWire):
     """A federation of processes that trust nothing but each other's certificates."""
 
     def __init__(self, study: Study, folder: RunFolder, line: Line) -> None:
-        self.study, self.folder, self.line = study, folder, line
+        super().__init__(study)
+        self.folder, self.line = folder, line
         self.spool = folder.path / "spool"
-        self.roster: Roster = {}
         self._held: dict[SiteName, dict[str, frozenset[str]]] = {}  # by what was asked: contents a site has confirmed
         self._sent: dict[SiteName, int] = {}  # bytes of the last packet, after what the site holds was left out
         self._threads = ThreadPoolExecutor(max(1, len(study.plan.sites) + len(study.plan.leave_out)))
 
     # ------------------------------------------------------------------------------------ roll call
 
-    def roll_call(self) -> RollCall:
-        """Every site's card; of a run that goes on, those of absent sites are taken from its origin."""
+    def names(self) -> tuple[list[SiteName], list[SiteName]]:
         guests = sorted(self.study.plan.leave_out)
-        members = sorted(name for name in self.study.plan.sites if name not in guests)
-        began = self._origin()
-        requests = {name: {"do": "card", "site": name, "run": self.folder.path.name} for name in (*members, *guests)}
-        answers = dict(self._ask(requests, {}, max(ROLL_CALL, self.study.plan.deadline), {}))
-        faults = [self._fault(name, answer) for name, answer in answers.items()]
-        absent = {name for name, answer in answers.items() if answer.error in ("late", "gone", "away")}
-        told = [fault for name, fault in zip(answers, faults) if fault and name not in absent]
-        if told:
-            raise StudyError("\n".join(told))
-        if absent and not began:
-            raise WireError(
-                f"{_names(absent)} did not answer the roll call, and a run begins with all its sites. Start them with "
-                "`consilium federation site`, or leave them out with study.sites, then submit again."
-            )
-        measured = ("seconds", "memory_mb")
-        told_facts = {n: {k: v for k, v in answer.facts.items() if k not in measured} for n, answer in answers.items()}
-        facts = {name: began["sites"][name] if name in absent else told_facts[name] for name in answers}
-        cards = {
-            name: card_from_json(began["members"][name])
-            if name in absent
-            else card_from_json({**facts[name], "index": i})
-            for i, name in enumerate(members)
-        }
-        empty = [name for name in members if not cards[name].n]
-        if empty:
-            raise DataError(f"no training cases at {', '.join(empty)}; leave the site out with study.sites.")
-        self.roster = cards
-        for name in sorted(absent):
-            self.folder.note("absent", site=name)
-        return RollCall(cards, {name: name in guests for name in sorted((*members, *guests))}, facts)
+        return sorted(name for name in self.study.plan.sites if name not in guests), guests
 
-    def _origin(self) -> Mapping[str, Any]:
-        path = self.folder.path / "origin.json"
-        began: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if self.folder.begun else {}
+    def before(self) -> Mapping[str, Any]:
+        began: Mapping[str, Any] = read_json(self.folder.path / "origin.json") if self.folder.begun else {}
         return began
 
-    def _fault(self, name: SiteName, answer: Answer) -> str:
-        """Why a site cannot take part, in a sentence."""
-        if answer.error:
-            return f"site '{name}' cannot take part: {REASONS[answer.error]} (its own log says more)."
-        ours = {
-            "version": __version__,
-            "method": self.study.hash,
-            "preprocessing": fingerprint(self.study.preprocess),
-        }
-        for what, value in ours.items():
-            if answer.facts.get(what) != value:
-                theirs = f"{answer.facts.get(what)} where the server has {value}"
-                remedy = "install the same consilium on both" if what == "version" else "compare the two installations"
-                return f"site '{name}' has another {what}: {theirs}; {remedy}."
-        unknown = set(answer.facts["labels"]) - set(self.study.facts.labels)
-        return f"site '{name}' has labels the study has not: {', '.join(sorted(unknown))}." if unknown else ""
+    def call(self, names: Sequence[SiteName]) -> Iterator[tuple[SiteName, Returned]]:
+        request = Request("card", self.folder.path.name)
+        answers = self._ask(dict.fromkeys(names, request), {}, max(ROLL_CALL, self.study.plan.deadline), {})
+        return ((name, Returned(answer.head)) for name, answer in answers)
 
-    # ------------------------------------------------------------------------------------ the four exchanges
+    def check_cards(self, answers: Mapping[SiteName, Returned]) -> dict[SiteName, str]:
+        """One site does not end everyone's run: whose card cannot be believed is left out, and said."""
+        began = self.before()
+        out = {name: why for name, answer in answers.items() if (why := self.unusable(answer))}
+        told = [why for name, answer in answers.items() if name not in out and (why := self.mismatch(name, answer))]
+        if told:
+            raise StudyError("\n".join(told))
+        absent = sorted(name for name, answer in answers.items() if answer.head.error in ABSENT)
+        if absent and not began:
+            raise WireError(
+                f"{', '.join(absent)} did not answer the roll call, and a run begins with all its sites. Start them "
+                "with `consilium federation site`, or leave them out with study.sites, then submit again."
+            )
+        for name in absent:
+            self.folder.note("absent", site=name)
+        for name, answer in answers.items() if began else ():
+            card = answer.head.card
+            if card is not None and name not in out and not same_site(began["sites"][name], plain(card)):
+                out[name] = "it has other cases, labels or preprocessing than when the run began"
+        return out
+
+    # ------------------------------------------------------------------------------------ the other exchanges
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         waiting = sorted(self.line.back() & self.roster.keys())
         if waiting:
             raise GoOn(", ".join(waiting))
-        limits = {name: self._limit(name, head) for name in orders}
-        answers = self._exchange("train", orders, head, limits)
-        return ((name, self._reply(name, answer, limits[name])) for name, answer in answers)
+        return super().train(orders, head)
 
-    def _limit(self, name: SiteName, head: Envelope) -> int:
+    def _room(self, do: str, name: SiteName, head: Envelope) -> int:
+        """The largest answer that is taken in."""
+        if do != "train":
+            return ROWS if do == "score" else ROOM
         expected = self.study.method.blank(self.study.task, self.roster, self.roster[name], head.round)
         return tree.flatten(expected).nbytes() + ROOM if expected is not None else ROOM
 
-    def _reply(self, name: SiteName, answer: Answer, limit: int) -> Reply:
-        facts = {"seconds": answer.facts.get("seconds", 0.0), "memory_mb": answer.facts.get("memory_mb", 0.0)}
-        facts["sent"] = self._sent.get(name)
-        if answer.error:
-            return Reply(None, lost=REASONS[answer.error], **facts)
-        if len(answer.body) > limit:
-            return Reply(None, lost=f"{REASONS['size']} ({len(answer.body)} bytes)", **facts)
-        path = self._path(name, "reply")
-        write_bytes(answer.body, path)  # not in memory: there may be many sites
+    def lost(self, do: str, site: SiteName, answer: Returned) -> None:
+        """The engine says of training and scores that they are missing."""
+        if do == "deliver":
+            self.folder.note("undelivered", site=site, why=answer.said)
+
+    def _returned(self, do: str, name: SiteName, answer: Answer, room: int) -> Returned:
+        """An answer's packet, from a file: there may be many sites."""
+        found = Returned(answer.head, sent=self._sent.get(name))
+        if answer.head.error or not len(answer.body):
+            return found
+        if len(answer.body) > room:
+            return replace(found, why=f"{REASONS['size']} ({len(answer.body)} bytes)")
+        path = self._path(name, do)
+        write_bytes(answer.body, path)
         try:
-            return Reply(tree.read(path), **facts)
+            return replace(found, packet=tree.read(path))
         except PacketError:
-            return Reply(None, lost=f"{REASONS['damaged']} ({len(answer.body)} bytes)", **facts)
-
-    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
-        scores = {}
-        for name, answer in self._exchange("score", releases, head):
-            if answer.error:
-                continue
-            path = self._path(name, "scores")
-            write_bytes(answer.body, path)
-            try:
-                rows = read_rows(path)
-            except RunError:
-                continue
-            if all(row.site == name for row in rows):  # a site speaks for itself only
-                scores[name] = rows
-        return scores
-
-    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
-        for name, answer in self._exchange("deliver", releases, head):
-            if answer.error:
-                self.folder.note("undelivered", site=name, why=REASONS[answer.error])
+            return replace(found, why=f"{REASONS['damaged']} ({len(answer.body)} bytes)")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -209,34 +168,32 @@ class FlareWire:
 
     # ------------------------------------------------------------------------------------ asking
 
-    def _exchange(
-        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope, rooms: Mapping[SiteName, int] | None = None
-    ) -> Iterator[tuple[SiteName, Answer]]:
+    def exchange(
+        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
+    ) -> Iterator[tuple[SiteName, Returned]]:
         """Requests out; the packets are not held on to while the answers are waited for."""
         self.spool.mkdir(parents=True, exist_ok=True)
-        cards = {name: card_to_json(card) for name, card in self.roster.items()}
         named: dict[int, dict[str, str]] = {}
         lean: dict[tuple[int, frozenset[str]], Packet] = {}  # sites that lack the same are sent the same
-        requests: dict[SiteName, Mapping[str, Any]] = {}
+        requests: dict[SiteName, Request] = {}
         less: dict[SiteName, Packet] = {}
         for name, packet in packets.items():
             names = named.get(id(packet)) or named.setdefault(id(packet), held.contents(packet))
             known = self._known(name, do) & frozenset(names.values())
             less[name] = lean.setdefault((id(packet), known), held.without(packet, names, known))
             self._sent[name] = less[name].nbytes()
-            requests[name] = {
-                **{"do": do, "site": name, "run": head.run, "roster": cards, "tensors": names},
-                "head": head.for_site(name).to_json(),
-            }
-        brought = {name: frozenset(request["tensors"].values()) for name, request in requests.items()}
-        return self._noting(do, brought, self._ask(requests, less, self.study.plan.deadline, rooms or {}))
+            requests[name] = replace(head.request(do, name, self.members), tensors=names)
+        rooms = {name: self._room(do, name, head) for name in packets}
+        brought = {name: frozenset(request.tensors.values()) for name, request in requests.items()}
+        answers = self._noting(do, brought, self._ask(requests, less, self.study.plan.deadline, rooms))
+        return ((name, self._returned(do, name, answer, rooms[name])) for name, answer in answers)
 
     def _noting(
         self, do: str, brought: Mapping[SiteName, frozenset[str]], answers: Iterator[tuple[SiteName, Answer]]
     ) -> Iterator[tuple[SiteName, Answer]]:
         """The answers; and what a site holds from now on."""
         for name, answer in answers:
-            if answer.error:
+            if answer.head.error:
                 self._held.pop(name, None)  # whatever it has now, it is sent all of it the next time
             else:
                 self._held.setdefault(name, {})[do] = brought[name]
@@ -250,7 +207,7 @@ class FlareWire:
 
     def _ask(
         self,
-        requests: Mapping[SiteName, Mapping[str, Any]],
+        requests: Mapping[SiteName, Request],
         packets: Mapping[SiteName, Packet],
         seconds: float,
         rooms: Mapping[SiteName, int],
@@ -267,14 +224,14 @@ class FlareWire:
                 bodies[id(packet)] = self._mapped(packet)
             body = b"" if packet is None else bodies[id(packet)]
             ask: Callable[..., Answer] = self.line.ask
-            open_[self._threads.submit(ask, name, request, body, seconds, rooms.get(name, ROWS))] = name
+            open_[self._threads.submit(ask, name, request, body, seconds, rooms.get(name, ROOM))] = name
         return self._answers([name for name in requests if name not in here], open_, time.monotonic() + seconds)
 
     def _answers(
         self, away: Sequence[SiteName], open_: dict[Future[Answer], SiteName], end: float
     ) -> Iterator[tuple[SiteName, Answer]]:
         """Every site's answer as it comes; who is gone or late is not waited for."""
-        yield from ((name, Answer({}, error="away")) for name in away)
+        yield from ((name, Answer.of("away")) for name in away)
         while open_:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
             for future in done:
@@ -290,7 +247,7 @@ class FlareWire:
             for future, name in [(f, n) for f, n in open_.items() if late or n in gone]:
                 future.cancel()
                 del open_[future]
-                yield name, Answer({}, error="late" if late else "gone")
+                yield name, Answer.of("late" if late else "gone")
 
     def _mapped(self, packet: Packet) -> Body:
         """A packet's bytes as pages of a file, which the system may drop."""
@@ -314,7 +271,3 @@ def mapped(path: Path) -> Body:
         found: Body = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
     path.unlink()
     return found
-
-
-def _names(names: set[str]) -> str:
-    return ", ".join(sorted(names))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from consilium.study import Study
 from consilium.weights import SiteName
-from consilium.wires.answering import Hospitals
-from consilium.wires.simulated import Answer, Request, SimulatedWire
+from consilium.wires.local_sites import LocalAnswer, LocalRequest, LocalSites
+from consilium.wires.simulated import SimulatedWire
 
 
 class InProcess(SimulatedWire):
@@ -16,8 +16,8 @@ class InProcess(SimulatedWire):
 
     def __init__(self, study: Study, folder: Path) -> None:
         super().__init__(study, folder)
-        self._hospitals = Hospitals()
+        self._sites = LocalSites()
 
-    def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
+    def ask(self, requests: Mapping[SiteName, LocalRequest]) -> Iterator[tuple[SiteName, LocalAnswer]]:
         for name, request in requests.items():
-            yield name, self._hospitals.answer(request)
+            yield name, self._sites.answer(request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import subprocess
 import sys
@@ -11,13 +10,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
+from consilium import tree
 from consilium.children import TRAINING, environment
 from consilium.machine import default_workers
+from consilium.messages import AnswerHead
 from consilium.study import Study
 from consilium.weights import SiteName
-from consilium.wires.simulated import Answer, Request, SimulatedWire
+from consilium.wires.local_sites import LocalAnswer, LocalRequest
+from consilium.wires.simulated import SimulatedWire
 
 T = TypeVar("T")
 
@@ -29,12 +31,12 @@ class _Process:
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: LocalRequest) -> LocalAnswer:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.write(tree.to_text(request) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except (OSError, ValueError):  # it is dead, or was stopped while we waited
@@ -42,9 +44,8 @@ class _Process:
         if not line:
             self.stop()
             why = f"the worker process died ({self._last_words()})"
-            return {"error": why, "died": True, "seconds": 0.0, "memory_mb": 0.0}
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            return LocalAnswer(AnswerHead("gone"), why, died=True)
+        return tree.from_text(line, LocalAnswer)
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -96,21 +97,21 @@ class Pool:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(size)
 
-    def ask(self, requests: Mapping[SiteName, Request]) -> dict[Future[Answer], SiteName]:
+    def ask(self, requests: Mapping[SiteName, LocalRequest]) -> dict[Future[LocalAnswer], SiteName]:
         """The answers to come, of several runs in any order; whoever stops listening early cancels them."""
         return {self._threads.submit(self._ask, request): name for name, request in requests.items()}
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, request: LocalRequest) -> LocalAnswer:
         process = self._idle.get()
         try:
             answer = process.ask(request)
-            if answer.get("died") and request["do"] != "train" and not self._closed:
+            if answer.died and request.request and request.request.do != "train" and not self._closed:
                 answer = process.ask(request)  # scoring changes nothing, so it can be asked again
             return answer
         finally:
             self._idle.put(process)
 
-    def tell_all(self, request: Request) -> None:
+    def tell_all(self, request: LocalRequest) -> None:
         """Ask every process that runs and is free now."""
         free = []
         with contextlib.suppress(queue.Empty):
@@ -155,18 +156,18 @@ class Processes(SimulatedWire):
     def __init__(self, study: Study, folder: Path, pool: Pool) -> None:
         super().__init__(study, folder)
         self._pool = pool
-        self._open: dict[Future[Answer], SiteName] = {}
+        self._open: dict[Future[LocalAnswer], SiteName] = {}
 
-    def ask(self, requests: Mapping[SiteName, Request]) -> Iterator[tuple[SiteName, Answer]]:
+    def ask(self, requests: Mapping[SiteName, LocalRequest]) -> Iterator[tuple[SiteName, LocalAnswer]]:
         self._open = asked = self._pool.ask(requests)
         answers = as_completed(asked)
         size = len(self._pool.processes)
         if size >= default_workers():
-            answers = held_back(answers, len(asked), size, lambda future: "error" in future.result())
+            answers = held_back(answers, len(asked), size, lambda future: bool(future.result().head.error))
         return ((asked[future], future.result()) for future in answers)
 
     def close(self) -> None:
         for future in self._open:
             future.cancel()  # nobody listens any more; what a process is at, it ends
-        self._pool.tell_all({"do": "close", "run": str(self.folder)})
+        self._pool.tell_all(LocalRequest(str(self.folder), "", None, "", ""))
         super().close()

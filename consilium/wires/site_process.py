@@ -1,4 +1,4 @@
-"""A process that serves sites: requests are JSON lines on standard input, answers JSON lines on standard output.
+"""A process that serves sites: requests are lines on standard input, answers lines on standard output.
 
 Tensors travel as safetensors files named in the request. When the parent dies its end of the pipe closes, and this
 process ends at once: a resumed run must never meet a worker of the run before.
@@ -7,7 +7,6 @@ process ends at once: a resumed run must never meet a worker of the run before.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import queue
 import signal
@@ -26,12 +25,13 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    from consilium.wires.answering import Hospitals
+    from consilium import tree
+    from consilium.wires.local_sites import LocalRequest, LocalSites
 
     gc.freeze()  # modules and classes live as long as the process: do not look through them again and again
-    hospitals = Hospitals()
+    sites = LocalSites()
     while True:
-        answers.write(json.dumps(hospitals.answer(json.loads(lines.get()))) + "\n")
+        answers.write(tree.to_text(sites.answer(tree.from_text(lines.get(), LocalRequest))) + "\n")
         answers.flush()
 
 

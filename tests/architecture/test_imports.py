@@ -25,8 +25,11 @@ LAYERS = [
     ["learning", "networks", "tasks", "privacy"],
     ["methods"],
     ["study"],
-    ["envelope", "refusal", "local_norm"],
+    ["messages", "local_norm", "hospital"],
+    ["score_sheets", "policy"],
+    ["intake", "outgoing"],
     ["worker", "run_folder", "admission"],
+    ["site_service"],
     ["engine"],
     ["wires"],
     [

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from consilium.wires.answering import Answer, Hospitals, Request
+from consilium.messages import Request
+from consilium.outgoing import Outgoing
+from consilium.tree import Packet
+from consilium.worker import Worker
 from tests.cli.terminal import call
 
 TASK = """
@@ -61,17 +65,17 @@ def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContextManager[None]]:
     """All sites of this process fail in one round, as long as the context lasts."""
-    train = Hospitals._train
+    train = Worker.train
 
     @contextmanager
     def fail(round: int) -> Iterator[None]:
-        def answer(self: Hospitals, request: Request) -> Answer:
-            if request["head"]["round"]["index"] + 1 == round:
+        def answer(self: Worker, order: Packet, request: Request, *rest: Any) -> Outgoing:
+            if request.round is not None and request.round.index + 1 == round:
                 raise RuntimeError("the link broke")
-            return train(self, request)
+            return train(self, order, request, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Hospitals, "_train", answer)
+            patch.setattr(Worker, "train", answer)
             yield
 
     return fail

@@ -132,7 +132,8 @@ def test_a_failure_in_training_leaves_its_traceback_in_a_file(
     (folder,) = (tmp_path / "runs").iterdir()
     log = folder / "sites/bea/errors.log"
     refused(stopped, f"round 2: bea did not answer: RuntimeError: the link broke (details in {log})", status=1)
-    assert "train, train round 2\nTraceback" in log.read_text() and "answering.py" in log.read_text()
+    assert ", train round 2: answered 'failed'\nTraceback" in log.read_text()
+    assert "site_service.py" in log.read_text()
     lost = [event["why"] for event in RunFolder.open(folder).events() if event["event"] == "lost"]
     assert [str(folder / f"sites/{site}/errors.log") in why for site, why in zip(("ada", "bea", "cid"), lost)] == [
         True

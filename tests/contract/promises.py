@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium import engine, tree
-from consilium.envelope import Envelope, Reply
+from consilium.messages import Envelope, Reply
 from consilium.method import timeline
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
@@ -93,13 +93,17 @@ class Stage:
         self.rounds = [round for _, round in timeline(self.method, study.plan.rounds)]
         self.server = self.method.start(self.task, self.roster)
 
-    def head(self, index: int, merged: int) -> Envelope:
-        return Envelope("run", self.study.method_name, self.rounds[index], dict.fromkeys(self.roster, merged))
+    def train(self, site: str, order: Packet, index: int, merged: int) -> Packet:
+        """What leaves a site that was sent an order."""
+        head = Envelope("run", self.study.method_name, self.rounds[index], {site: merged})
+        packet = self.workers[site].train(order, head.request("train", site, "")).packet
+        assert packet is not None
+        return packet
 
     def round(self, index: int) -> None:
         replies = {}
-        for site, worker in self.workers.items():
+        for site in self.workers:
             order = self.method.send(self.server, self.roster[site], self.rounds[index])
-            packet = worker.train(flatten(order), self.head(index, index - 1))
+            packet = self.train(site, flatten(order), index, index - 1)
             replies[site] = unflatten(packet, self.method.Uplink)
         self.server = self.method.merge(self.server, replies, self.rounds[index])

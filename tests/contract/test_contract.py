@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from consilium import simulation, tree
-from consilium.envelope import Envelope
 from consilium.errors import StudyError
+from consilium.messages import Envelope
 from consilium.method import Maybe, timeline
 from consilium.methods import METHODS
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
+from consilium.site import POOLED
 from consilium.study import Study
 from consilium.tree import flatten, unflatten
-from consilium.worker import POOLED, open_worker, place_in
+from consilium.worker import open_worker, place_in
 from tests.contract.promises import (
     Interrupted,
     Stage,
@@ -168,7 +169,7 @@ def test_a_redelivered_order_changes_nothing(name: str, study_of: Any, tmp_path:
     stage.round(0)
     site, worker = next(iter(stage.workers.items()))
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
-    first, second = (tree.to_bytes(worker.train(order, stage.head(1, 0))) for _ in range(2))
+    first, second = (tree.to_bytes(stage.train(site, order, 1, 0)) for _ in range(2))
     assert first == second
     assert worker.shelf.rounds() == ([0, 1] if worker.norm.remembers(stage.method, worker.site.local) else [])
 
@@ -199,13 +200,13 @@ def test_inputs_are_not_modified(name: str, study_of: Any, tmp_path: Path) -> No
 @every_method
 def test_memory_matters_where_it_is_declared(name: str, study_of: Any, tmp_path: Path) -> None:
     stage = Stage(study_of(name, local__optimizer_state=METHODS[name].optimizer_state or "kept"), tmp_path)
-    site, worker = next(iter(stage.workers.items()))
+    site = next(iter(stage.workers))
     index = second_round(stage.study)
     for earlier in range(index):
         stage.round(earlier)
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[index]))
-    kept = tree.to_bytes(worker.train(order, stage.head(index, index - 1)))
-    forgotten = tree.to_bytes(worker.train(order, stage.head(index, -1)))
+    kept = tree.to_bytes(stage.train(site, order, index, index - 1))
+    forgotten = tree.to_bytes(stage.train(site, order, index, -1))
     assert kept != forgotten or _deployed_differently(Stage(stage.study, tmp_path / "whole"), site)
 
 
@@ -249,10 +250,10 @@ def _deployed_differently(stage: Stage, site: str) -> bool:
 @every_method
 def test_blank_is_the_shape_of_a_real_uplink(name: str, study_of: Any, tmp_path: Path) -> None:
     stage = Stage(study_of(name), tmp_path)
-    site, worker = next(iter(stage.workers.items()))
+    site = next(iter(stage.workers))
     for index in (0, len(stage.rounds) - 1):
         order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
-        got = unflatten(worker.train(flatten(order), stage.head(index, -1)), stage.method.Uplink)
+        got = unflatten(stage.train(site, flatten(order), index, -1), stage.method.Uplink)
         blank = stage.method.blank(stage.task, stage.roster, stage.roster[site], stage.rounds[index])
         for field, part in vars(blank).items():
             sent = getattr(got, field)
@@ -308,7 +309,7 @@ def test_a_site_can_use_what_was_delivered_without_the_server(name: str, finishe
 
 
 def _roster(folder: RunFolder) -> dict[str, Any]:
-    from consilium.envelope import card_from_json
+    from consilium.messages import card_from_json
     from consilium.store import read_json
 
     members = read_json(folder.path / "origin.json")["members"]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from consilium import engine
-from consilium.envelope import Envelope, Reply, RollCall
+from consilium.messages import SCORED, Envelope, Reply, RollCall, ScoredModel, SiteFacts
 from consilium.method import Method, Phase, message
-from consilium.refusal import stamped
 from consilium.run_folder import RunFolder
-from consilium.scores import Row
+from consilium.score_sheets import WHOLE, Score, make_sheet
 from consilium.site import Predictor, Round, SiteCard, Task
 from consilium.study import Study
 from consilium.tree import Packet, flatten, unflatten
@@ -92,29 +91,31 @@ class Desk:
     def roll_call(self) -> RollCall:
         members = {name: SiteCard(name, i, self.n[name], ("blob",)) for i, name in enumerate(sorted(self.n))}
         audience = {name: name in self.guests for name in sorted((*members, *self.guests))}
-        return RollCall(members, audience, {name: {"version": "1"} for name in members})
+        facts = SiteFacts(1, 0, ("blob",), 3, {"valid": 1, "test": 1}, "", "", "1", "", "")
+        return RollCall(members, audience, {n: replace(facts, n=self.n.get(n, 0)) for n in audience})
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         got = {name: unflatten(order, Counting.Downlink).x for name, order in orders.items()}
         self.asked.append((head.round.number, sorted(orders)))
         self.orders.append(got)
         for name in sorted(orders, reverse=self.backwards):
-            packet = stamped(flatten(Counting.Uplink(got[name] + self.n[name], 1.0)), head, name)
+            packet = flatten(Counting.Uplink(got[name] + self.n[name], 1.0))
             yield name, self.reply(name, head, Reply(packet, 0.25, memory_mb=10.0))
 
-    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Mapping[SiteName, list[Row]]:
+    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         released = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
         number = head.round.number
         self.scored.append((number, head.round.phase, released))
-        return {name: self._rows(name, number, head.round.phase) for name in released if not self.silent(number, name)}
+        for name in released:
+            if not self.silent(number, name):
+                yield name, Reply(flatten(make_sheet(self._scores(name, number))))
 
-    def _rows(self, site: SiteName, number: int, phase: str) -> list[Row]:
-        values = {split: self.value(number, site, split) for split in ("valid", "test")}
-        return [
-            Row(number, phase, "global", "", "merged", site, site in self.guests, split, "c1", "blob", "dice", value)
-            for split, value in values.items()
-            if value is not None
-        ]
+    def _scores(self, site: SiteName, number: int) -> Iterator[Score]:
+        model = ScoredModel("global", "", "merged")
+        for split in SCORED:
+            value = self.value(number, site, split)
+            if value is not None:
+                yield Score(model, split, f"{split} case", WHOLE, "blob", "dice", value)
 
     def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
         self.delivered = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}

@@ -17,17 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from consilium.envelope import Envelope
+from consilium.intake import accepted
 from consilium.method import Maybe, timeline
 from consilium.methods import METHODS
-from consilium.refusal import accepted, stamped
 from consilium.site import Round, SiteCard
 from consilium.tree import Packet, flatten, message
 from consilium.weights import Weights
 from tests.core.counting import Counting
 from tests.toy import SIZES, toy_study
 
-HEAD = Envelope("run", "method", Round(4, "train", 4, 9))
+ROUND = Round(4, "train", 4, 9)
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 DOOR = ("ada", "bea", "cid")
 
@@ -71,12 +70,12 @@ def rich(value: float) -> Rich:
 
 
 def reply(item: Any) -> Packet:
-    return stamped(flatten(item), HEAD, "ada")
+    return flatten(item)
 
 
 def refusal(packet: Packet, kind: type, expected: Any) -> str:
     """Why a reply is refused; empty if it is let through."""
-    uplink, why = accepted(packet, kind, expected, HEAD, "ada")
+    uplink, why = accepted(packet, kind, expected)
     assert (uplink is None) == bool(why)
     return why
 
@@ -243,7 +242,7 @@ def expected_of(federation: Path, name: str) -> tuple[tuple[Any, Packet], ...]:
         blank = replace(blank, **{name: _sent(part) for name, part in vars(blank).items()})
         packet = flatten(blank)
         filled = {path: torch.ones(t.shape, dtype=t.dtype) for path, t in packet.tensors.items()}
-        found.append((blank, stamped(Packet(packet.header, filled), HEAD, "ada")))
+        found.append((blank, Packet(packet.header, filled)))
     return tuple(found)
 
 
@@ -276,7 +275,7 @@ def test_a_method_must_say_what_it_expects_of_a_mapping(federation: Path) -> Non
     method = Counting()
     object.__setattr__(method, "Uplink", Uplink)
     with pytest.raises(TypeError, match=r"Mapping.*the method must say in blank\(\)"):
-        method.blank(toy_study(federation).task, {}, SiteCard("ada", 0, 1, ()), HEAD.round)
+        method.blank(toy_study(federation).task, {}, SiteCard("ada", 0, 1, ()), ROUND)
 
 
 def test_a_message_inside_a_message_is_blank_too(federation: Path) -> None:
@@ -294,5 +293,5 @@ def test_a_message_inside_a_message_is_blank_too(federation: Path) -> None:
     Inner.__annotations__.update(model=Weights, steps=int)
     method, task = Counting(), toy_study(federation).task
     object.__setattr__(method, "Uplink", Uplink)
-    blank = method.blank(task, {}, SiteCard("ada", 0, 1, ()), HEAD.round)
+    blank = method.blank(task, {}, SiteCard("ada", 0, 1, ()), ROUND)
     assert (blank.inner.model.keys(), blank.inner.steps, blank.loss) == (task.shape().keys(), 0, 0.0)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from consilium import simulation
-from consilium.envelope import Envelope, Reply
 from consilium.errors import RunError, StudyError, WorkError
+from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
 from tests.contract.promises import Interrupted, crash_after
 from tests.core.counting import SITES, Counting, Desk, counting_study, go

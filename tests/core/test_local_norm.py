@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from consilium import engine, simulation
-from consilium.envelope import Envelope, Reply
 from consilium.errors import StudyError
 from consilium.local_norm import LocalNorm
+from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
 from consilium.tree import Packet, flatten
 from consilium.weights import SiteName, Weights, mean

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from consilium import engine
-from consilium.envelope import Envelope, Reply
+from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
 from consilium.tree import Packet, flatten, message
 from consilium.weights import SiteName, Weights
@@ -46,22 +45,6 @@ def first(value: float) -> Spoil:
     return put(change)
 
 
-def stamp(index: int, value: Any) -> Spoil:
-    """Another run, method, round or site on the reply."""
-
-    def spoil(packet: Packet) -> Packet:
-        head = json.loads(packet.header)
-        head["stamp"][index] = value
-        return Packet(json.dumps(head), packet.tensors)
-
-    return spoil
-
-
-def no_stamp(packet: Packet) -> Packet:
-    head = json.loads(packet.header)
-    return Packet(json.dumps({key: head[key] for key in ("message", "masks")}), packet.tensors)
-
-
 def missing(packet: Packet) -> Packet:
     return Packet(packet.header, {path: packet.tensors[path] for path in sorted(packet.tensors)[1:]})
 
@@ -85,10 +68,14 @@ def listed(change: Callable[[list[str]], list[str]], tensors: Mapping[str, torch
 
 
 def loss_of(value: str) -> Spoil:
+    return number("loss", value)
+
+
+def number(field: str, value: str) -> Spoil:
     def spoil(packet: Packet) -> Packet:
         head = json.loads(packet.header)
         shape = json.loads(head["message"])
-        shape["tree"]["loss"] = json.loads(value)
+        shape["tree"][field] = json.loads(value)
         return Packet(json.dumps({**head, "message": json.dumps(shape)}), packet.tensors)
 
     return spoil
@@ -113,14 +100,14 @@ KINDS: dict[str, tuple[Spoil, str]] = {
     "a shorter network": (listed(lambda names: names[1:]), "has other tensors than the study's network"),
     "another network": (listed(lambda names: [*names, "x"], {"global/x": torch.zeros(1)}), "network (x)"),
     "another order": (listed(lambda names: names[::-1]), "in another order"),
-    "another run": (stamp(0, "elsewhere"), "it is of run elsewhere, method fedavg"),
-    "another method": (stamp(1, "fedsm"), "method fedsm"),
-    "another round": (stamp(2, "train round 701"), "train round 701"),
-    "another site": (stamp(3, "dan"), "site dan"),
-    "no stamp": (no_stamp, "it is of an unknown round"),
     "another message": (other_message, "here is a Uninvited, where a GlobalModel.Uplink should be"),
     "a loss that is no number": (loss_of('"low"'), "'loss' should be float, not str"),
     "a loss that is not finite": (loss_of("NaN"), "'loss' is not finite"),
+    "a value of 3e38": (first(3e38), "holds values that are too large"),
+    "a loss of 1e300": (loss_of("1e300"), "'loss' is too large"),
+    "steps below nothing": (number("steps", "-30"), "'steps' is"),
+    "steps of 10^15": (number("steps", str(10**15)), "'steps' is"),
+    "a text for a number": (number("steps", '"3"'), "'steps' should be int, not str"),
     "truncated": (lambda packet: packet, "is damaged or not a safetensors file"),  # on its way, see Cut
 }
 SPOILT = {kind: (("ada", "bea")[i % 2], i // 2) for i, kind in enumerate(KINDS)}  # which site spoils which round
@@ -133,8 +120,8 @@ class Cut(Tampered):
         site, index = SPOILT["truncated"]
         for name, answer in super().ask(requests):
             request = requests[name]
-            if name == site and request["do"] == "train" and request["head"]["round"]["index"] == index:
-                path = Path(request["reply"])
+            if name == site and request.request.do == "train" and request.request.round.index == index:
+                path = Path(request.reply)
                 path.write_bytes(path.read_bytes()[:-100])
             yield name, answer
 
@@ -192,22 +179,3 @@ def test_a_tally_of_another_length_is_left_out(federation: Path, tmp_path: Path)
     folder = RunFolder.create(study, tmp_path)
     engine.run(study, Tampered(study, folder.path, hand), folder)
     assert [event["site"] for event in folder.events() if event["event"] == "refused"] == ["bea"]
-
-
-def test_a_fault_is_told_before_a_site_is_trusted(federation: Path) -> None:
-    """A reply that is sound but for its stamp is refused too: the stamp is looked at first."""
-    from consilium.refusal import fault_of, stamped
-    from consilium.site import Round
-
-    study = toy_study(federation)
-    start = study.task.initial()
-    head = Envelope("run", "fedavg", Round(4, "train", 4, 9))
-    uplink = study.method.Uplink(start, 0.5, 3)
-    sound = stamped(flatten(uplink), head, "ada")
-    expected = study.method.Uplink(study.task.shape(), 0.0, 0)
-    assert fault_of(uplink, expected, sound, head, "ada") == ""
-    late = replace(head, round=Round(5, "train", 5, 9))
-    assert fault_of(uplink, expected, sound, late, "ada") == (
-        "it is of run run, method fedavg, train round 5, site ada, "
-        "not of run run, method fedavg, train round 6, site ada"
-    )

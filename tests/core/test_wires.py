@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import engine, simulation
-from consilium.envelope import Envelope, card_from_json, card_to_json
-from consilium.errors import DataError
+from consilium import engine, simulation, tree
+from consilium.errors import DataError, WireError
+from consilium.messages import AnswerHead, Envelope, Request, card_from_json, card_to_json
 from consilium.methods.fedavg import FedAvg
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.site import Round, Site, SiteCard
 from consilium.study import Study
 from consilium.weights import SiteName
-from consilium.wires.answering import Hospitals
 from consilium.wires.in_process import InProcess
+from consilium.wires.local_sites import LocalAnswer, LocalRequest
 from consilium.wires.processes import Pool, Processes, held_back
 from tests.contract.promises import run_in_process
 from tests.toy import toy_study, write_toy
@@ -197,10 +197,10 @@ def test_nothing_is_left_in_the_spool(plain: Result) -> None:
 
 def test_a_site_is_told_about_itself_only() -> None:
     head = Envelope("run", "fedavg", Round(3, "train", 3, 9), {"ada": 2, "bea": 1}, {"ada": [0], "bea": [1]})
-    told = head.for_site("bea")
-    assert (told.merged, told.wanted) == ({"bea": 1}, {"bea": [1]})
-    assert head.for_site("cid").merged == {"cid": -1}
-    assert Envelope.from_json(told.to_json()) == told
+    told = head.request("train", "bea", "")
+    assert (told.merged, told.wanted) == (1, (1,))
+    assert head.request("train", "cid", "").merged == -1
+    assert tree.from_text(tree.to_text(told), Request) == told
 
 
 def test_a_card_comes_back() -> None:
@@ -232,16 +232,19 @@ def test_every_broken_site_is_named_at_roll_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("task", "words"),
-    [("_card", "site 'ada' could not be opened"), ("_score", "scoring failed at site 'bea'")],
+    [
+        ("consilium.site_service.site_facts", "site 'ada' could not be opened"),
+        ("consilium.worker.Worker.score", "scoring failed at site 'bea'"),
+    ],
 )
 def test_a_failure_of_a_site_names_the_file_of_its_traceback(
     task: str, words: str, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Hospitals, request: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise TypeError("a bug of ours")
 
-    monkeypatch.setattr(Hospitals, task, fail)
-    with pytest.raises(engine.WireError, match=rf"{words}: TypeError: a bug of ours \(details in .*errors.log\)\."):
+    monkeypatch.setattr(task, fail)
+    with pytest.raises(WireError, match=rf"{words}: TypeError: a bug of ours \(details in .*errors.log\)\."):
         run_in_process(short(federation, "fedavg"), tmp_path)
     (folder,) = tmp_path.iterdir()
     assert "Traceback" in next(folder.glob("sites/*/errors.log")).read_text()
@@ -254,11 +257,11 @@ class Waiting:
         self.asked = 0
         self.busy, self._stopped = threading.Event(), threading.Event()
 
-    def ask(self, request: Any) -> dict[str, Any]:
+    def ask(self, request: Any) -> LocalAnswer:
         self.asked += 1
         self.busy.set()
         self._stopped.wait(10)
-        return {"error": "the worker process died", "died": True}
+        return LocalAnswer(AnswerHead("gone"), "the worker process died", died=True)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -275,7 +278,8 @@ def test_a_pool_that_is_closed_starts_nothing_again() -> None:
     pool.processes = [process]  # type: ignore[list-item]
     pool._idle.put(process)  # type: ignore[arg-type]
 
-    waiting = [pool._threads.submit(pool._ask, {"do": "score"}) for _ in ("ada", "bea")]
+    request = LocalRequest("run", "ada", Request("score", "run"), "", "")
+    waiting = [pool._threads.submit(pool._ask, request) for _ in ("ada", "bea")]
     process.busy.wait(10)
     pool.close()
     assert waiting[1].cancelled()

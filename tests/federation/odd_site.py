@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +21,20 @@ def _spoil() -> None:
     """Every answer of the first rounds is wrong in a way of its own, and an old one is sent before it."""
     from nvflare.apis.shareable import Shareable
 
-    from consilium.federation.desk import Desk
+    from consilium.federation.hospital_site import HospitalSite
     from consilium.federation.site_job import SiteJob
+    from consilium.messages import Request
     from consilium.wires.flare import Answer
     from tests.federation.test_desk_and_wire import spoiled
 
-    sound, post = Desk.answer, SiteJob._post
+    sound, post = HospitalSite.answer, SiteJob._post
 
-    def answer(desk: Desk, request: Mapping[str, Any], body: Any) -> Answer:
-        good = sound(desk, request, body)
-        if request["do"] != "train":
+    def answer(site: HospitalSite, request: Request, body: Any) -> Answer:
+        good = sound(site, request, body)
+        if request.do != "train" or request.round is None:
             return good
         with tempfile.TemporaryDirectory() as folder:
-            return replace(good, body=spoiled(request["head"]["round"]["index"], bytes(good.body), Path(folder)))
+            return replace(good, body=spoiled(request.round.index, bytes(good.body), Path(folder)))
 
     def twice(job: SiteJob, engine: Any, part: Shareable, end: float) -> bool:
         old = Shareable()
@@ -42,7 +42,7 @@ def _spoil() -> None:
         post(job, engine, old, end)
         return post(job, engine, part, end)
 
-    Desk.answer = answer  # type: ignore[method-assign]
+    HospitalSite.answer = answer  # type: ignore[method-assign]
     SiteJob._post = twice  # type: ignore[method-assign]
 
 

@@ -1,8 +1,9 @@
-"""The wire and the hospital's desk without a network between them: what is refused, left out and written down."""
+"""The wire and the hospital's service without a network between them: what is refused, left out and written down."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -16,41 +17,45 @@ from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 from safetensors.torch import load_file
 
 from consilium import engine, simulation, tree
-from consilium.envelope import Envelope
 from consilium.errors import StudyError, WorkError
 from consilium.export.exporting import export_delivered
-from consilium.federation.desk import Desk
 from consilium.federation.forecasting import forecast_study
-from consilium.federation.hospital import Hospital, Limits, read_hospital
+from consilium.federation.hospital_site import HospitalSite
 from consilium.federation.office import for_federation
+from consilium.hospital import Hospital, Limits, read_hospital
+from consilium.messages import AnswerHead, Envelope, Request, ScoreSheet
 from consilium.methods import METHODS
 from consilium.methods.apple import split_parameters
+from consilium.policy import left as log_of
 from consilium.prediction import open_at_hospital
 from consilium.run_folder import RunFolder
 from consilium.site import Round
 from consilium.study import Study, make_study
-from consilium.wires.flare import Answer, Body, FlareWire, GoOn
+from consilium.wires.flare import Answer, Body, FlareWire, GoOn, Ordered, read_answer
 from tests.toy import SIZES, toy_study
 
-Change = Callable[[str, Mapping[str, Any], Answer], Answer]
+Change = Callable[[str, Request, Answer], Answer]
 
 
 class Direct:
-    """A line that calls the desks; `change` is what happens to an answer on its way."""
+    """A line that calls the hospitals; `change` is what happens to an answer on its way."""
 
     def __init__(self, study: Study, hospitals: Mapping[str, Hospital], change: Change | None = None) -> None:
-        self.desks = {name: Desk(hospital, name, study.to_toml()) for name, hospital in hospitals.items()}
+        self.sites = {name: HospitalSite(hospital, name, study.to_toml()) for name, hospital in hospitals.items()}
         self.change: Change = change or (lambda site, request, answer: answer)
         self.lock = threading.Lock()  # real sites are processes; here they share the networks kept at hand
         self.returned: set[str] = set()
         self.absent: set[str] = set()
 
-    def ask(self, site: str, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
+    def ask(self, site: str, request: Request, body: Body, seconds: float, room: int) -> Answer:
         with self.lock:
-            return self.change(site, request, self.desks[site].answer(json.loads(json.dumps(request)), body))
+            asked = self.sites[site].read(tree.to_text(Ordered("0" * 32, seconds, request)))
+            assert asked is not None
+            answer = self.sites[site].answer(asked.request, body)
+            return self.change(site, request, read_answer(tree.to_text(answer.head), answer.body))
 
     def here(self) -> set[str]:
-        return set(self.desks) - self.absent
+        return set(self.sites) - self.absent
 
     def back(self) -> set[str]:
         return self.returned
@@ -75,6 +80,10 @@ def deploy(study: Study, hospitals: Mapping[str, Hospital], to: Path, change: Ch
     folder = RunFolder.create(study, to)
     engine.run(study, FlareWire(study, folder, Direct(study, hospitals, change)), folder)
     return folder
+
+
+def index_of(request: Request) -> int:
+    return request.round.index if request.round else -1
 
 
 def events(folder: RunFolder, *kinds: str) -> list[Mapping[str, Any]]:
@@ -116,8 +125,8 @@ def test_a_hospital_exports_the_model_that_never_left(
 def test_no_case_name_leaves(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
     said: list[bytes] = []
 
-    def listen(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        said.extend((answer.body, json.dumps(answer.facts).encode()))
+    def listen(site: str, request: Request, answer: Answer) -> Answer:
+        said.extend((answer.body, tree.to_text(answer.head).encode()))
         return answer
 
     folder = deploy(toy_study(federation), hospitals, tmp_path / "server", listen)
@@ -131,8 +140,7 @@ def test_no_case_name_leaves(hospitals: dict[str, Hospital], federation: Path, t
 
 def test_everything_that_left_is_written_down(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
     folder = deploy(toy_study(federation), hospitals, tmp_path / "server")
-    log = Path(hospitals["ada"].memory) / folder.path.name / "left.jsonl"
-    left = [json.loads(line) for line in log.read_text().splitlines()]
+    left = [line for line in log_of(Path(hospitals["ada"].memory)) if line["run"] == folder.path.name]
     sent = [line["bytes"] for line in left if line["what"] == "train"]
     assert [line["what"] for line in left].count("train") == 3
     assert min(sent) >= min(event["bytes_up"] for event in events(folder, "train"))
@@ -150,8 +158,8 @@ def test_nothing_of_a_hospital_can_be_read_by_others(
     try:
         deploy(toy_study(federation, "apfl", study__rounds=1), hospitals, tmp_path / "runs")
         Path(hospitals["bea"].memory).joinpath("errors.log").unlink(missing_ok=True)
-        desk = Desk(hospitals["bea"], "bea", "not a study")
-        assert desk.answer({"do": "card", "site": "bea", "run": "other"}, b"").error == "study"
+        other = HospitalSite(hospitals["bea"], "bea", "not a study")
+        assert other.answer(Request("card", "other"), b"").head.error == "study"
     finally:
         os.umask(before)
     place = Path(hospitals["bea"].memory)
@@ -184,9 +192,9 @@ def test_a_site_that_lost_what_it_held_is_sent_all_of_it(
     study = toy_study(federation, "apple", study__rounds=6, study__score_every=6, study__away={"cid": [2, 3, 4, 5]})
     line: list[Direct] = []
 
-    def forgets(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        if site == "ada" and request["do"] == "train" and request["head"]["round"]["index"] == 2:
-            line[0].desks["ada"]._held.clear()
+    def forgets(site: str, request: Request, answer: Answer) -> Answer:
+        if site == "ada" and request.do == "train" and index_of(request) == 2:
+            line[0].sites["ada"]._held.clear()
         return answer
 
     travelling = for_federation(study, tuple(SIZES))
@@ -272,18 +280,6 @@ def shape(packet: tree.Packet) -> tree.Packet:
     return packet._replace(tensors={**packet.tensors, name: packet.tensors[name].reshape(-1)[:-1]})
 
 
-def old(packet: tree.Packet) -> tree.Packet:
-    head = json.loads(packet.header)
-    head["stamp"][2] = "train round 1"
-    return packet._replace(header=json.dumps(head))
-
-
-def foreign(packet: tree.Packet) -> tree.Packet:
-    head = json.loads(packet.header)
-    head["stamp"][0] = "another-run"
-    return packet._replace(header=json.dumps(head))
-
-
 def repacked(change: Callable[[tree.Packet], tree.Packet], tmp_path: Path) -> Callable[[bytes], bytes]:
     def changed(body: bytes) -> bytes:
         path = tmp_path / "changed.safetensors"
@@ -296,8 +292,6 @@ def repacked(change: Callable[[tree.Packet], tree.Packet], tmp_path: Path) -> Ca
 SPOILS: list[tuple[Any, str]] = [
     (nan, "not finite"),
     (shape, "where the study's network has"),
-    (old, "train round 1, site bea, not of"),
-    (foreign, "another-run"),
     (lambda body: body[: len(body) // 2], "damaged"),
     (lambda body: body + b"\0" * (2 << 20), "larger than"),
     (lambda body: b"garbage", "damaged"),
@@ -309,7 +303,7 @@ def spoiled(index: int, body: bytes, tmp_path: Path) -> bytes:
     if index >= len(SPOILS):
         return body
     spoil = SPOILS[index][0]
-    return repacked(spoil, tmp_path)(body) if spoil in (nan, shape, old, foreign) else bytes(spoil(body))
+    return repacked(spoil, tmp_path)(body) if spoil in (nan, shape) else bytes(spoil(body))
 
 
 def test_answers_that_cannot_be_used_are_left_out_and_journalled(
@@ -317,10 +311,10 @@ def test_answers_that_cannot_be_used_are_left_out_and_journalled(
 ) -> None:
     """One round for each way in which an answer can be wrong, then a good one."""
 
-    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        if site != "bea" or request["do"] != "train":
+    def change(site: str, request: Request, answer: Answer) -> Answer:
+        if site != "bea" or request.do != "train":
             return answer
-        return replace(answer, body=spoiled(request["head"]["round"]["index"], answer.body, tmp_path))
+        return replace(answer, body=spoiled(index_of(request), answer.body, tmp_path))
 
     rounds = len(SPOILS) + 1
     study = toy_study(federation, study__rounds=rounds, study__score_every=rounds)
@@ -333,16 +327,58 @@ def test_answers_that_cannot_be_used_are_left_out_and_journalled(
     assert (folder.path / "last.safetensors").read_bytes() == (again / "last.safetensors").read_bytes()
 
 
-def test_scores_of_another_site_are_not_believed(
-    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
-) -> None:
-    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        lie = site == "bea" and request["do"] == "score"
-        return replace(answer, body=answer.body.replace(b",bea,", b",ada,")) if lie else answer
+def resheeted(change: Callable[[ScoreSheet], ScoreSheet], body: Body, tmp_path: Path) -> bytes:
+    path = tmp_path / "sheet.safetensors"
+    path.write_bytes(body)
+    return tree.to_bytes(tree.flatten(change(tree.unflatten(tree.read(path), ScoreSheet))))
 
-    folder = deploy(toy_study(federation), hospitals, tmp_path / "server", change)
+
+def more_cases(sheet: ScoreSheet) -> ScoreSheet:
+    """A fourth case per split, where the site's card says three."""
+    rows = torch.cat([sheet.rows, sheet.rows[:1].clone()])
+    rows[-1, 2] = len(sheet.cases)
+    return replace(
+        sheet, cases=(*sheet.cases, "another"), rows=rows, values=torch.cat([sheet.values, sheet.values[:1]])
+    )
+
+
+def twice(sheet: ScoreSheet) -> ScoreSheet:
+    return replace(sheet, rows=torch.cat([sheet.rows, sheet.rows]), values=torch.cat([sheet.values, sheet.values]))
+
+
+LIES: dict[str, tuple[Callable[[ScoreSheet], ScoreSheet], str]] = {
+    "a Dice of 10⁹": (lambda sheet: replace(sheet, values=sheet.values * 0 + 1e9), "a 'dice' of 1e+09 cannot be"),
+    "a Dice below nothing": (lambda sheet: replace(sheet, values=sheet.values - 2), "cannot be: it is from 0 to 1"),
+    "no number": (lambda sheet: replace(sheet, values=sheet.values * math.nan), "a 'dice' of nan cannot be"),
+    "more cases than its card says": (more_cases, "scores of 4 valid cases, where the site has 3"),
+    "every case twice": (twice, "a case has the same score twice"),
+    "another's model": (
+        lambda sheet: replace(sheet, models=tuple(replace(model, of="mallory") for model in sheet.models)),
+        "a model of 'mallory', who is no member",
+    ),
+    "a label of its own": (lambda sheet: replace(sheet, labels=("mean",) * len(sheet.labels)), "the label 'mean'"),
+    "a metric of its own": (lambda sheet: replace(sheet, metrics=("glory",) * len(sheet.metrics)), "no score 'glory'"),
+    "rows of nothing": (lambda sheet: replace(sheet, rows=sheet.rows + 7), "what its sheet does not list"),
+    "fewer values": (lambda sheet: replace(sheet, values=sheet.values[1:]), "scores have"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_score_sheet_that_cannot_be_true_is_refused_whole(
+    lie: str, hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """Site, round, phase and whether it is outside are not even in it: those the server says."""
+    change, why = LIES[lie]
+
+    def lying(site: str, request: Request, answer: Answer) -> Answer:
+        lies = site == "bea" and request.do == "score"
+        return replace(answer, body=resheeted(change, answer.body, tmp_path)) if lies else answer
+
+    study = toy_study(federation, study__rounds=1, study__score_every=1)
+    folder = deploy(study, hospitals, tmp_path / "server", lying)
     assert {row.site for row in folder.rows()} == {"ada", "cid"}
-    assert {event["site"] for event in events(folder, "unscored")} == {"bea"}
+    assert {(event["site"], why in event["why"]) for event in events(folder, "unscored")} == {("bea", True)}
+    assert folder.finished
 
 
 # ------------------------------------------------------------------------------------ the hospital's own rules
@@ -400,8 +436,8 @@ def test_a_private_study_keeps_to_the_epsilon_it_told(
 def test_the_firewall_stands_in_a_federation_too(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
 ) -> None:
-    def blow_up(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        if (site, request["do"]) != ("bea", "train") or request["head"]["round"]["index"] != 5:
+    def blow_up(site: str, request: Request, answer: Answer) -> Answer:
+        if (site, request.do) != ("bea", "train") or index_of(request) != 5:
             return answer
         (tmp_path / "reply").write_bytes(answer.body)
         packet = tree.read(tmp_path / "reply")
@@ -423,8 +459,10 @@ def test_other_labels_are_refused(hospitals: dict[str, Hospital], federation: Pa
 
 
 def test_another_version_is_refused(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
-    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        return replace(answer, facts={**answer.facts, "version": "0.0.9"}) if site == "ada" else answer
+    def change(site: str, request: Request, answer: Answer) -> Answer:
+        if site != "ada" or answer.head.card is None:
+            return answer
+        return replace(answer, head=replace(answer.head, card=replace(answer.head.card, version="0.0.9")))
 
     with pytest.raises(StudyError, match=r"site 'ada' has another version: 0\.0\.9 where the server has"):
         deploy(toy_study(federation), hospitals, tmp_path / "server", change)
@@ -433,23 +471,38 @@ def test_another_version_is_refused(hospitals: dict[str, Hospital], federation: 
 def test_code_of_others_is_not_even_imported(federation: Path, tmp_path: Path) -> None:
     hospital = Hospital("ada", str(federation / "ada"), str(tmp_path), ("blob",), "cpu")
     text = '[data]\nfederation = ""\n[method]\nname = "no_such_package.at_all:Method"\n'
-    answer = Desk(hospital, "ada", text).answer({"do": "card", "site": "ada", "run": "r"}, b"")
-    assert answer.error == "method"  # had it been imported, this would be "study"
+    answer = HospitalSite(hospital, "ada", text).answer(Request("card", "r"), b"")
+    assert answer.head.error == "method"  # had it been imported, this would be "study"
 
 
-@pytest.mark.parametrize(
-    ("request_", "word"),
-    [
-        ({"do": "card", "site": "bea", "run": "r"}, "foreign"),
-        ({"do": "card", "site": "ada", "run": "../r"}, "foreign"),
-    ],
-)
-def test_a_message_for_another_is_dropped(
-    federation: Path, tmp_path: Path, request_: Mapping[str, Any], word: str
-) -> None:
+FIRST = Round(0, "train", 0, 3)
+ASKED: list[tuple[Request, str]] = [
+    (Request("card", "another-run"), "foreign"),
+    (Request("train", "RUN", "fedsm", FIRST), "foreign"),
+    (Request("train", "RUN", "fedavg"), "foreign"),
+    (Request("train", "RUN", "fedavg", Round(700, "train", 700, 3)), "foreign"),
+    (Request("train", "RUN", "fedavg", Round(1, "calibrate", 0, 3)), "foreign"),
+    (Request("train", "RUN", "fedavg", FIRST), "foreign"),  # its roll call was not answered here
+    (Request("score", "RUN", "fedavg", FIRST), "foreign"),
+]
+
+
+@pytest.mark.parametrize(("request_", "word"), ASKED)
+def test_what_is_not_of_this_study_is_refused(federation: Path, tmp_path: Path, request_: Request, word: str) -> None:
     hospital = Hospital("ada", str(federation / "ada"), str(tmp_path), ("blob",), "cpu")
-    assert Desk(hospital, "ada", toy_study(federation).to_toml()).answer(request_, b"").error == word
+    study = toy_study(federation)
+    own = RunFolder.path_of(study, tmp_path).name
+    asked = replace(request_, run=request_.run.replace("RUN", own))
+    assert HospitalSite(hospital, "ada", study.to_toml()).answer(asked, b"").head.error == word
     assert word in (tmp_path / "errors.log").read_text()
+
+
+def test_a_request_for_a_folder_elsewhere_is_refused_at_the_door(federation: Path, tmp_path: Path) -> None:
+    hospital = Hospital("ada", str(federation / "ada"), str(tmp_path), ("blob",), "cpu")
+    site = HospitalSite(hospital, "ada", toy_study(federation).to_toml())
+    for run in ("../r", "/etc", ".", "", "a/b", "a\\b", "a" * 300):
+        assert site.read(tree.to_text(Ordered("0" * 32, 1.0, Request("card", run)))) is None
+    assert "'request/run' cannot be '../r'" in (tmp_path / "errors.log").read_text()
 
 
 def test_a_full_disk_is_one_word(
@@ -481,10 +534,10 @@ class Slow(Direct):
         self.woken = threading.Event()
         self.returned: set[str] = set()
 
-    def ask(self, site: str, request: Mapping[str, Any], body: Body, seconds: float, room: int) -> Answer:
+    def ask(self, site: str, request: Request, body: Body, seconds: float, room: int) -> Answer:
         if site == "cid":
             self.woken.wait(30)
-        return Answer({"seconds": 1.0, "memory_mb": 1.0}, error="failed")
+        return Answer(AnswerHead("failed", 1.0, 1.0))
 
     def here(self) -> set[str]:
         return set(SIZES)
@@ -520,11 +573,11 @@ def test_a_run_goes_on_without_a_site_and_lets_it_in_again(
     folder = RunFolder.create(study, tmp_path / "server")
     line = Direct(study, hospitals)
 
-    def dies(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        if site == "bea" and request["do"] == "train" and request["head"]["round"]["index"] == 1:
+    def dies(site: str, request: Request, answer: Answer) -> Answer:
+        if site == "bea" and request.do == "train" and index_of(request) == 1:
             line.absent = {"bea"}
-            return Answer({}, error="late")
-        if site == "ada" and request["do"] == "train" and request["head"]["round"]["index"] == 2:
+            return Answer.of("late")
+        if site == "ada" and request.do == "train" and index_of(request) == 2:
             line.returned = {"bea"}
         return answer
 
@@ -556,8 +609,8 @@ def test_a_stray_message_at_the_roll_call_does_not_spoil_a_new_run(
 def test_fewer_than_min_sites_stop_with_a_remedy(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
 ) -> None:
-    def change(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        return Answer({}, error="late") if site != "ada" and request["do"] == "train" else answer
+    def change(site: str, request: Request, answer: Answer) -> Answer:
+        return Answer.of("late") if site != "ada" and request.do == "train" else answer
 
     study = toy_study(federation, study__min_sites=2)
     with pytest.raises(WorkError, match=r"1 of 3 sites answered, but min_sites is 2 .*no answer by the deadline"):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from consilium import tree
 from consilium.data.dicom import write_segmentation
 from consilium.data.images import read_image, read_mask
 from consilium.data.site_folder import Case, write_federation_toml, write_site
-from consilium.federation.hospital import Hospital
+from consilium.hospital import Hospital
 from consilium.prediction import open_at_hospital, predict_with
 from consilium.wires.flare import Answer
 from tests.dicom_files import PERSON, PERSON_ID, write_series
@@ -42,8 +41,8 @@ def hospitals(tmp_path: Path) -> dict[str, Hospital]:
 def test_nobodys_name_leaves_and_masks_come_back_as_segs(hospitals: dict[str, Hospital], tmp_path: Path) -> None:
     said: list[bytes] = []
 
-    def listen(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
-        said.extend((answer.body, json.dumps(answer.facts).encode(), answer.error.encode()))
+    def listen(site: str, request: Any, answer: Answer) -> Answer:
+        said.extend((answer.body, tree.to_text(answer.head).encode()))
         return answer
 
     study = toy_study(tmp_path / "dicom", study__rounds=1, study__score_every=1, preprocess__slices="axial")

@@ -10,8 +10,9 @@ import torch
 
 from consilium import simulation
 from consilium.federation.forecasting import forecast_study
-from consilium.federation.hospital import read_hospital
+from consilium.hospital import read_hospital
 from consilium.methods import METHODS
+from consilium.policy import left
 from consilium.prediction import open_at_hospital
 from tests.federation.conftest import PATIENCE, SITES, Running, digest
 from tests.toy import toy_study
@@ -34,10 +35,14 @@ def test_a_deployed_run_equals_a_simulated_one(running: Running, federation: Pat
     _nothing_named(deployed, federation)
     _forecast_holds(deployed, study)
     for site in SITES:
-        own = running.local.memory(site) / deployed.name
-        assert (own / "release.safetensors").exists()
-        left = [json.loads(line) for line in (own / "left.jsonl").read_text().splitlines()]
-        assert {line["what"] for line in left} == {"card", "train", "score", "deliver"}
+        memory = running.local.memory(site)
+        assert (memory / deployed.name / "release.safetensors").exists()
+        assert {line["what"] for line in left(memory) if line["run"] == deployed.name} == {
+            "card",
+            "train",
+            "score",
+            "deliver",
+        }
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from consilium import tree
-from consilium.envelope import Envelope, Reply
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.local_norm import LocalNorm
+from consilium.messages import Envelope, Reply
 from consilium.methods.apple import APPLE, attraction, next_peers
 from consilium.prediction import open_predictor
 from consilium.run_folder import RunFolder

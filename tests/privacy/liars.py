@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from consilium import engine
-from consilium.envelope import Envelope, Reply
+from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
 from consilium.study import Study
 from consilium.tree import Packet

@@ -12,8 +12,8 @@ import torch
 
 from consilium import simulation
 from consilium.errors import StudyError
-from consilium.federation.hospital import Hospital, Limits
-from consilium.privacy.dp import Privacy, Veil, epsilon, normal
+from consilium.hospital import Limits, too_little_privacy
+from consilium.privacy.dp import Noise, Privacy, epsilon, normal
 from consilium.run_folder import RunFolder
 from consilium.site import Round
 from consilium.tree import Packet
@@ -53,16 +53,16 @@ def test_an_update_is_clipped_and_covered() -> None:
     """(3, 4) in `a` and (0, 12) in `b` have length 13 together: clipped to 1 they are divided by 13."""
     order, reply = packet(a=[1.0, 1.0], b=[0.0, 0.0]), packet(a=[4.0, 5.0], b=[0.0, 12.0])
     privacy = Privacy(clip=1.0, noise=1e-9)  # next to no noise shows the clipping
-    covered = Veil(privacy, b"key").over(reply, order, "run", ROUND).tensors
+    covered = Noise(privacy, b"key").over(reply, order, "run", ROUND).tensors
     assert covered["a"].tolist() == pytest.approx([1 + 3 / 13, 1 + 4 / 13], abs=1e-6)
     assert covered["b"].tolist() == pytest.approx([0.0, 12 / 13], abs=1e-6)
     inside = packet(a=[1.3, 1.4], b=[0.0, 0.0])  # length 0.5: as it is
-    assert Veil(privacy, b"key").over(inside, order, "run", ROUND).tensors["a"].tolist() == pytest.approx([1.3, 1.4])
+    assert Noise(privacy, b"key").over(inside, order, "run", ROUND).tensors["a"].tolist() == pytest.approx([1.3, 1.4])
 
 
 def test_the_noise_has_the_size_that_is_told() -> None:
     order = Packet("{}", {"a": torch.zeros(100_000)})
-    covered = Veil(Privacy(clip=0.5, noise=3.0), b"key").over(order, order, "run", ROUND).tensors["a"]
+    covered = Noise(Privacy(clip=0.5, noise=3.0), b"key").over(order, order, "run", ROUND).tensors["a"]
     assert covered.std().item() == pytest.approx(1.5, rel=0.01)
     assert covered.mean().item() == pytest.approx(0.0, abs=0.02)
 
@@ -77,10 +77,12 @@ def test_normal_values_are_normal() -> None:
 
 def test_a_repeated_order_gets_the_same_answer_and_nothing_else_the_same_noise() -> None:
     order, reply = packet(a=[0.0] * 8), packet(a=[0.1] * 8)
-    veil = Veil(Privacy(clip=1.0, noise=1.0), b"key")
+    mechanism = Noise(Privacy(clip=1.0, noise=1.0), b"key")
 
-    def noise(veil: Veil = veil, reply: Packet = reply, order: Packet = order, round: Round = ROUND) -> list[float]:
-        covered = veil.over(reply, order, "run", round).tensors["a"]
+    def noise(
+        how: Noise = mechanism, reply: Packet = reply, order: Packet = order, round: Round = ROUND
+    ) -> list[float]:
+        covered = how.over(reply, order, "run", round).tensors["a"]
         found: list[float] = (covered - reply.tensors["a"]).tolist()
         return found
 
@@ -89,8 +91,8 @@ def test_a_repeated_order_gets_the_same_answer_and_nothing_else_the_same_noise()
         noise(reply=packet(a=[0.2] * 8)),
         noise(order=packet(a=[0.01] * 8)),
         noise(round=Round(4, "train", 4, 9)),
-        noise(veil=Veil(veil.privacy, b"another key")),
-        noise(veil=Veil(Privacy(clip=1.0, noise=2.0), b"key")),
+        noise(how=Noise(mechanism.privacy, b"another key")),
+        noise(how=Noise(Privacy(clip=1.0, noise=2.0), b"key")),
     ]
     for other in others:
         ratio = [a / b for a, b in zip(noise(), other)]
@@ -100,10 +102,10 @@ def test_a_repeated_order_gets_the_same_answer_and_nothing_else_the_same_noise()
 def test_counters_go_back_as_they_came() -> None:
     order = Packet("{}", {"n": torch.tensor(3), "a": torch.zeros(2)})
     reply = Packet("{}", {"n": torch.tensor(9), "a": torch.zeros(2)})
-    veil = Veil(Privacy(clip=1.0, noise=1.0), b"key")
-    assert veil.over(reply, order, "run", ROUND).tensors["n"].item() == 3
+    mechanism = Noise(Privacy(clip=1.0, noise=1.0), b"key")
+    assert mechanism.over(reply, order, "run", ROUND).tensors["n"].item() == 3
     with pytest.raises(StudyError, match="'n' is made of whole numbers, which noise does not cover"):
-        veil.over(reply, packet(a=[0.0, 0.0]), "run", ROUND)
+        mechanism.over(reply, packet(a=[0.0, 0.0]), "run", ROUND)
 
 
 # ------------------------------------------------------------------------------------------- runs
@@ -153,13 +155,12 @@ def test_what_noise_would_not_cover_is_refused(
 
 
 def test_a_hospital_that_demands_privacy_says_what_is_missing(federation: Path) -> None:
-    hospital = Hospital("ada", "", "", ("blob",), limits=Limits(epsilon=2.0))
-    assert "demands differential privacy (epsilon = 2.0) and the study has none" in hospital.too_little_privacy(
-        toy_study(federation)
-    )
+    limits = Limits(epsilon=2.0)
+    none = too_little_privacy(limits, toy_study(federation))
+    assert "demands differential privacy (epsilon = 2.0) and the study has none" in none
     little = toy_study(federation, privacy__clip=1.0, privacy__noise=1.0)
-    assert "ε of at most 2.0 at δ = 1e-05, and the study's" in hospital.too_little_privacy(little)
+    assert "ε of at most 2.0 at δ = 1e-05, and the study's" in too_little_privacy(limits, little)
     enough = toy_study(federation, privacy__clip=1.0, privacy__noise=20.0)
     assert enough.privacy.epsilon(3) < 2.0
-    assert hospital.too_little_privacy(enough) == ""
-    assert Hospital("ada", "", "", ("blob",)).too_little_privacy(toy_study(federation)) == ""
+    assert too_little_privacy(limits, enough) == ""
+    assert too_little_privacy(Limits(), toy_study(federation)) == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,9 +13,9 @@ from typing import Any
 
 from consilium.data.site_folder import Federation, read_own_site
 from consilium.errors import DataError, StudyError
-from consilium.fields import fill, to_toml
+from consilium.fields import fill, nearest, to_toml
 from consilium.files import read_json
-from consilium.methods import ALIASES
+from consilium.methods import ALIASES, METHODS
 from consilium.study import Study, make_study
 from consilium.tasks import Facts
 
@@ -30,10 +32,16 @@ methods = []         # only these methods; empty: every method of the package
 refused = []         # never these
 code = []            # "package.module:Class" of other packages that this hospital has installed and trusts
 rounds = 0           # of one run; 0: no limit
+scorings = 0         # of one run; 0: twice as many as the study asks for
 message_bytes = 0    # of one message that leaves; 0: no limit
 run_bytes = 0        # of all messages of one run; 0: no limit
 epsilon = 0.0        # only studies with differential privacy of at most this ε; 0: also studies without
 delta = 1e-5         # at this δ
+# of all studies together, whatever they are called; 0: no limit
+total_rounds = 0
+total_scorings = 0
+total_bytes = 0
+total_epsilon = 0.0
 """
 
 
@@ -45,14 +53,58 @@ class Limits:
     refused: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     rounds: int = 0
+    scorings: int = 0
     message_bytes: int = 0
     run_bytes: int = 0
     epsilon: float = 0.0
     delta: float = 1e-5
+    total_rounds: int = 0
+    total_scorings: int = 0
+    total_bytes: int = 0
+    total_epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.epsilon >= 0 and 0 < self.delta < 1):
-            raise StudyError("[limits] epsilon must be a number from 0 up, and delta in (0, 1).")
+        if not (0 <= self.epsilon < math.inf and 0 <= self.total_epsilon < math.inf and 0 < self.delta < 1):
+            raise StudyError("[limits] epsilon and total_epsilon must be numbers from 0 up, and delta in (0, 1).")
+        for key, value in vars(self).items():
+            if type(value) is int and value < 0:
+                raise StudyError(f"[limits] {key} = {value}: it must be 0, for no limit, or more.")
+        for key in ("methods", "refused"):
+            names = tuple(ALIASES.get(name, name) for name in getattr(self, key))
+            for name in names:
+                if name not in METHODS:
+                    raise StudyError(f"[limits] {key}: there is no method '{name}'; {nearest(name, sorted(METHODS))}")
+            object.__setattr__(self, key, names)
+        for name in self.code:
+            if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+                raise StudyError(f"[limits] code: '{name}' is no class; write it as package.module:Class.")
+
+    def allows(self, method: str, network: str = "") -> bool:
+        """Whether a method may run here; code of other packages must be named, before it is imported."""
+        name = ALIASES.get(method, method)
+        if ":" in network and network not in self.code:
+            return False
+        if ":" in name:
+            return name in self.code
+        return name not in self.refused and (not self.methods or name in self.methods)
+
+
+def too_little_privacy(limits: Limits, study: Study) -> str:
+    """Why a study is not private enough for a hospital, in a sentence; empty if it is."""
+    if not (limits.epsilon or limits.total_epsilon):
+        return ""
+    if not study.privacy.on:
+        return (
+            f"hospital.toml demands differential privacy (epsilon = {limits.epsilon or limits.total_epsilon}) and the "
+            "study has none; it needs [privacy] clip and noise."
+        )
+    told = study.privacy.epsilon(study.exchanges, limits.delta)
+    if not limits.epsilon or told <= limits.epsilon:
+        return ""
+    return (
+        f"hospital.toml demands ε of at most {limits.epsilon} at δ = {limits.delta}, and the study's {told:.3g} is "
+        "more; it needs more [privacy] noise or fewer rounds."
+    )
 
 
 @dataclass(frozen=True)
@@ -70,40 +122,15 @@ class Hospital:
         """This hospital's own folder for one run."""
         return Path(self.memory) / run
 
-    def allows(self, name: str) -> bool:
-        """Whether a method may run here; code of other packages must be named, before it is imported."""
-        name = ALIASES.get(name, name)
-        if ":" in name:
-            return name in self.limits.code
-        return name not in self.limits.refused and (not self.limits.methods or name in self.limits.methods)
-
     def study(self, text: str) -> Study:
         """A study as this hospital runs it; `PermissionError` if it does not."""
         tables = tomllib.loads(text)
-        network = str(tables.get("task", {}).get("network", ""))
-        if not self.allows(str(tables.get("method", {}).get("name", ""))) or (
-            ":" in network and network not in self.limits.code
-        ):
+        method, task = tables.get("method", {}), tables.get("task", {})
+        if not (isinstance(method, Mapping) and isinstance(task, Mapping)):
+            raise StudyError("[method] and [task] must be sections.")
+        if not self.limits.allows(str(method.get("name", "")), str(task.get("network", ""))):
             raise PermissionError("hospital.toml does not allow this method")
         return make_study(tables)
-
-    def too_little_privacy(self, study: Study) -> str:
-        """Why a study is not private enough for this hospital, in a sentence; empty if it is."""
-        limits = self.limits
-        if not limits.epsilon:
-            return ""
-        if not study.privacy.on:
-            return (
-                f"hospital.toml demands differential privacy (epsilon = {limits.epsilon}) and the study has none; it "
-                "needs [privacy] clip and noise."
-            )
-        told = study.privacy.epsilon(study.exchanges, limits.delta)
-        if told <= limits.epsilon:
-            return ""
-        return (
-            f"hospital.toml demands ε of at most {limits.epsilon} at δ = {limits.delta}, and the study's {told:.3g} is "
-            "more; it needs more [privacy] noise or fewer rounds."
-        )
 
     def on_own_device(self, study: Study) -> Study:
         return replace(study, local=replace(study.local, device=self.device))

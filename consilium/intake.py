@@ -1,9 +1,8 @@
-"""Why an update cannot be merged: from elsewhere, of another shape, or not finite."""
+"""The server's door: what a site sent, if it can be used, or why not. Behind it nothing is checked again."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -11,42 +10,39 @@ from typing import Any, TypeVar
 import torch
 
 from consilium import tree
-from consilium.envelope import Envelope
+from consilium.messages import ScoreSheet
 from consilium.method import Maybe
+from consilium.score_sheets import Scorer, rows_of
+from consilium.scores import Row
+from consilium.site import Round
 from consilium.tree import Packet
-from consilium.weights import SMALL, SiteName, Weights
+from consilium.weights import SMALL, Weights
 
 T = TypeVar("T")
+LARGEST = 1e15  # of any number in a reply: squares, and sums of a hundred million of them, still fit into 32 bits
+MOST = 2**40  # of anything that is counted
+LONGEST = 1000  # characters of a text
 
 
-def stamped(packet: Packet, head: Envelope, site: SiteName) -> Packet:
-    """A packet that says which run, method, round and site it belongs to."""
-    header = {**json.loads(packet.header), "stamp": _stamp(head, site)}
-    return Packet(json.dumps(header, sort_keys=True, separators=(",", ":")), packet.tensors)
+def accepted(packet: Packet, kind: type[T], expected: T) -> tuple[T, str] | tuple[None, str]:
+    """The message in a reply, or None and why it cannot be merged; nothing else is let through to a method.
 
-
-def _stamp(head: Envelope, site: SiteName) -> list[Any]:
-    return [head.run, head.method, f"{head.round.phase} round {head.round.number}", site]
-
-
-def accepted(
-    packet: Packet, kind: type[T], expected: T, head: Envelope, site: SiteName
-) -> tuple[T, str] | tuple[None, str]:
-    """The message in a reply, or None and why it cannot be merged; nothing else is let through to a method."""
+    The reply is to the order that was sent: whose it is, and of which round, the wire knows.
+    """
     try:
         uplink = tree.unflatten(packet, kind)
     except tree.PacketError as error:
         return None, str(error)
-    fault = fault_of(uplink, expected, packet, head, site)
+    fault = _fault(uplink, expected, "")
     return (None, fault) if fault else (uplink, "")
 
 
-def fault_of(uplink: Any, expected: Any, packet: Packet, head: Envelope, site: SiteName) -> str:
-    """What is wrong with a reply, in a sentence; empty if nothing is."""
-    stamp = json.loads(packet.header).get("stamp")
-    if stamp != _stamp(head, site):
-        return f"it is of {_said(stamp)}, not of {_said(_stamp(head, site))}"
-    return _fault(uplink, expected, "")
+def scored(packet: Packet, scorer: Scorer, round: Round) -> tuple[list[Row], str] | tuple[None, str]:
+    """The scores in a reply, or None and why the sheet is refused as a whole."""
+    try:
+        return rows_of(tree.unflatten(packet, ScoreSheet), scorer, round), ""
+    except tree.PacketError as error:
+        return None, str(error)
 
 
 def _fault(value: Any, like: Any, path: str) -> str:
@@ -70,10 +66,12 @@ def _fault(value: Any, like: Any, path: str) -> str:
         if len(value) != len(like):
             return f"'{path}' has {len(value)} values, where {len(like)} are expected"
         return _first((part, like[i], _under(path, str(i))) for i, part in enumerate(value))
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"'{path}' is not finite"
-    if isinstance(value, int) and not (0 if like >= 0 else -(2**63)) <= value < 2**63:  # whole numbers count something
+    if isinstance(value, float) and not abs(value) <= LARGEST:
+        return f"'{path}' is {'too large' if math.isfinite(value) else 'not finite'}"
+    if isinstance(value, int) and not (0 if like >= 0 else -MOST) <= value <= MOST:  # whole numbers count something
         return f"'{path}' is {'negative' if value < 0 else 'too large'}"
+    if isinstance(value, str) and len(value) > LONGEST:
+        return f"'{path}' is too long"
     return ""
 
 
@@ -96,24 +94,21 @@ def _weights_fault(weights: Weights, like: Weights, path: str) -> str:
 def _tensor_fault(tensor: torch.Tensor, like: torch.Tensor, path: str, wanted: str) -> str:
     if tensor.shape != like.shape or tensor.dtype != like.dtype:
         return f"'{path}' is {_kind(tensor)}, where {wanted.format(_kind(like))}"
-    return "" if _finite(tensor) else f"'{path}' holds values that are not finite"
+    return _value_fault(tensor, path)
+
+
+def _value_fault(tensor: torch.Tensor, path: str) -> str:
+    if tensor.dtype == torch.bool or not tensor.numel():
+        return ""
+    low, high = (side.item() for side in torch.aminmax(tensor))  # NaN if one is
+    if low >= -LARGEST and high <= LARGEST:
+        return ""
+    return f"'{path}' holds values that are {'too large' if math.isfinite(low + high) else 'not finite'}"
 
 
 def _under(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _finite(tensor: torch.Tensor) -> bool:
-    """A finite sum shows that all values are; only an overflow needs the slower look."""
-    return not tensor.is_floating_point() or math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
-
-
 def _kind(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _said(stamp: Any) -> str:
-    if not (isinstance(stamp, list) and len(stamp) == 4):
-        return "an unknown round"
-    run, method, round, site = stamp
-    return f"run {run}, method {method}, {round}, site {site}"

@@ -1,0 +1,85 @@
+"""A hospital in a job: the site service under the rules of its hospital.toml, with orders that arrive as bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from consilium import tree
+from consilium.errors import StudyError
+from consilium.files import make_folder, write_bytes
+from consilium.hospital import Hospital
+from consilium.machine import pick_device
+from consilium.messages import Request
+from consilium.policy import HospitalPolicy, Refused, now, read_key
+from consilium.site_service import Opened, SiteService, write_error
+from consilium.tree import Packet, PacketError
+from consilium.wires import held
+from consilium.wires.flare import Answer, Body, Ordered
+
+
+class HospitalSite:
+    """One hospital in one run."""
+
+    def __init__(self, hospital: Hospital, kit: str, text: str) -> None:
+        """`kit` is the name on the certificate, `text` the study as it was submitted."""
+        self.hospital, self.kit, self.text = hospital, kit, text
+        memory = Path(hospital.memory)
+        key = read_key(memory / "key")
+        self._held: dict[str, dict[str, Tensor]] = {}  # by what was asked: the last packet's tensors, by content
+        self._errors = memory / "errors.log"
+        self.service = SiteService(
+            hospital.site,
+            open=self._open,
+            place=hospital.place,
+            policy=lambda study: HospitalPolicy(hospital.limits, key, memory),
+            errors=lambda: self._errors,
+            hospital=True,
+        )
+
+    def read(self, text: object) -> Ordered | None:
+        """The site's door: what the server asks, or None if it is nothing that can be asked; its log says why."""
+        try:
+            if isinstance(text, str):
+                return tree.from_text(text, Ordered)
+            why = "a request that is no text"
+        except PacketError as error:
+            why = str(error)
+        write_error(f"{now()} a request was refused at the door: {why}\n", self._errors, private=True)
+        return None
+
+    def answer(self, request: Request, body: Body) -> Answer:
+        """Do what is asked, or say in one word why not."""
+        found = self.service.answer(request, lambda: self._order(request, body))
+        try:
+            return Answer(found.head, b"" if found.packet is None else tree.to_bytes(found.packet))
+        except Exception as error:
+            return Answer(self.service.failed(error, request).head)
+
+    def _open(self) -> Opened:
+        """The study and the hospital's own data, if the hospital takes part."""
+        hospital = self.hospital
+        study = hospital.study(self.text)
+        if tuple(study.facts.labels) != hospital.labels:
+            raise Refused("labels", f"the study has {study.facts.labels}, this hospital {hospital.labels}")
+        federation = hospital.federation(study.facts)
+        if not self.kit == hospital.site == next(iter(federation.sites)):
+            named = f"kit {self.kit}, hospital.toml {hospital.site}, site.toml {next(iter(federation.sites))}"
+            raise Refused("name", f"the names differ: {named}")
+        try:
+            pick_device(hospital.device, 0)
+        except StudyError as error:
+            raise Refused("device", str(error)) from error
+        return Opened(hospital.on_own_device(study), federation, study.hash)
+
+    def _order(self, request: Request, body: Body) -> Packet:
+        """What was sent, with what was left out because it is here; tensors stay in their files."""
+        place = self.hospital.place(request.run)
+        make_folder(place, private=True)
+        path = place / "order.safetensors"
+        write_bytes(body, path, private=True)
+        here = {name: tensor for part in self._held.values() for name, tensor in part.items()}
+        packet = held.completed(tree.read(path), request.tensors, here)
+        self._held[request.do] = {request.tensors[name]: tensor for name, tensor in packet.tensors.items()}
+        return packet

@@ -1,0 +1,103 @@
+"""The sites of simulations that this process serves: data stay mapped and networks built from round to round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from consilium import tree
+from consilium.learning.fit import workbench
+from consilium.messages import AnswerHead, Request
+from consilium.policy import Permissive, Policy, simulated_secret
+from consilium.site_service import Opened, SiteAnswer, SiteService
+from consilium.study import Study, load_study
+from consilium.tasks.inference import bench
+from consilium.tree import Packet, Text, message
+from consilium.weights import SiteName
+from consilium.worker import place_in
+
+PathText = Annotated[str, Text(1 << 12)]
+
+
+@message
+class LocalRequest:
+    """A request to a site of this machine; tensors are in files. Without a request the run is closed."""
+
+    folder: PathText  # of the run
+    site: PathText
+    request: Request | None
+    order: PathText
+    reply: PathText
+
+
+@message
+class LocalAnswer:
+    """An answer on one machine: it may say what failed, and where the traceback is."""
+
+    head: AnswerHead
+    why: str = ""
+    mistake: bool = False
+    full: bool = False
+    log: str = ""
+    died: bool = False  # the process, before it answered
+
+
+class LocalSites:
+    """Site services by run and site."""
+
+    def __init__(self) -> None:
+        self._services: dict[tuple[str, SiteName], SiteService] = {}
+        self._runs: dict[str, Opened] = {}  # the study is read once for all its sites
+        self._last: tuple[Path, Packet] | None = None  # the last order read, and its file
+
+    def answer(self, asked: LocalRequest) -> LocalAnswer:
+        if asked.request is None:
+            self._close(asked.folder)
+            return LocalAnswer(AnswerHead())
+        service = self._service(asked.folder, asked.site)
+        found: SiteAnswer = service.answer(asked.request, lambda: self._order(Path(asked.order)))
+        if found.packet is not None:
+            try:
+                tree.write(found.packet, Path(asked.reply))
+            except OSError as error:
+                found = service.failed(error, asked.request)
+        return LocalAnswer(found.head, found.why, found.mistake, found.full, found.log)
+
+    def _order(self, path: Path) -> Packet:
+        """What all sites are sent alike lies in one file, whose table is read once; no file's name is used again."""
+        if self._last is not None and self._last[0] == path:
+            return tree.read_again(self._last[1], path)  # a site may write to what it was sent
+        self._last = path, tree.read(path)
+        return self._last[1]
+
+    def _service(self, folder: str, site: SiteName) -> SiteService:
+        key = folder, site
+        if key not in self._services:
+            place = place_in(Path(folder), site)
+            self._services[key] = SiteService(
+                site,
+                open=lambda: self._open(folder),
+                place=lambda run: place,
+                policy=lambda study: policy_in(place, study, site),
+                errors=lambda: place / "errors.log",
+            )
+        return self._services[key]
+
+    def _open(self, folder: str) -> Opened:
+        if folder not in self._runs:
+            study = load_study(Path(folder) / "study.toml")
+            self._runs[folder] = Opened(study, study.federation(), study.hash)
+        return self._runs[folder]
+
+    def _close(self, folder: str) -> None:
+        """Forget a run's sites and the networks kept at hand, or a pool would grow from run to run."""
+        self._services = {key: service for key, service in self._services.items() if key[0] != folder}
+        self._runs.pop(folder, None)
+        self._last = None
+        workbench.cache_clear()
+        bench.cache_clear()
+
+
+def policy_in(place: Path, study: Study, site: SiteName) -> Policy:
+    """The rules a simulated site goes by: none, or those of the hospital.toml that lies in its folder."""
+    return Permissive(simulated_secret(study, site))

@@ -1,0 +1,174 @@
+"""What every wire has in common: how sites are called, and what becomes of their answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from consilium import __version__, tree
+from consilium.data.preprocess import fingerprint
+from consilium.errors import DataError
+from consilium.messages import REASONS, SCORED, AnswerHead, Envelope, Members, Reply, RollCall, SiteFacts
+from consilium.site import Roster, SiteCard
+from consilium.study import Study
+from consilium.tree import Packet
+from consilium.weights import SiteName
+
+ABSENT = ("late", "gone", "away")
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a wire brought back from one site."""
+
+    head: AnswerHead
+    packet: Packet | None = None
+    why: str = ""  # in words, if there is no answer
+    sent: int | None = None  # bytes of the order that travelled, where not all of it did
+
+    @property
+    def said(self) -> str:
+        return self.why or REASONS.get(self.head.error, "")
+
+
+class SiteWire(ABC):
+    """A federation whose sites answer requests. Whose an answer is, the wire knows by itself."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.roster: Roster = {}
+        self.members = ""  # the roster as it travels
+
+    # ------------------------------------------------------------------------------------ what a wire does itself
+
+    @abstractmethod
+    def names(self) -> tuple[list[SiteName], list[SiteName]]:
+        """The sites that train, and those that are only scored."""
+
+    @abstractmethod
+    def call(self, names: Sequence[SiteName]) -> Iterator[tuple[SiteName, Returned]]:
+        """Ask sites for their cards."""
+
+    @abstractmethod
+    def check_cards(self, answers: Mapping[SiteName, Returned]) -> dict[SiteName, str]:
+        """The sites to leave out, and why; an error if the run cannot begin."""
+
+    @abstractmethod
+    def exchange(
+        self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
+    ) -> Iterator[tuple[SiteName, Returned]]:
+        """Requests out, answers in as they come; the orders may be under way on return."""
+
+    @abstractmethod
+    def lost(self, do: str, site: SiteName, answer: Returned) -> None:
+        """What it means that a site did not do what it was asked; an error if the run cannot go on."""
+
+    def before(self) -> Mapping[str, Any]:
+        """The origin.json of a run that goes on without some of its sites; empty for a run that begins."""
+        return {}
+
+    def as_roster(self, cards: Mapping[SiteName, SiteCard]) -> Roster:
+        return cards
+
+    def no_cases(self, sites: Sequence[SiteName]) -> str:
+        return f"no training cases at {', '.join(sites)}; leave the site out with study.sites."
+
+    # ------------------------------------------------------------------------------------ the four exchanges
+
+    def roll_call(self) -> RollCall:
+        """Every site's card. Of a run that goes on, those of sites that cannot answer are taken from its origin."""
+        began = self.before()
+        members, guests = self.names()
+        if began:  # who was left out at the start stays out
+            members, guests = ([name for name in names if name in began["sites"]] for names in (members, guests))
+        answers = dict(self.call([*members, *guests]))
+        out = self.check_cards(answers)
+        if not began:
+            members, guests = ([name for name in names if name not in out] for names in (members, guests))
+        here = {name: a.head.card for name, a in answers.items() if a.head.card is not None and name not in out}
+        facts = {n: here[n] if n in here else facts_before(began["sites"][n]) for n in (*members, *guests)}
+        empty = [name for name in members if not facts[name].n]
+        if empty or not members:
+            raise DataError(self.no_cases(empty) if empty else f"no site is left to train: {_listed(out)}.")
+        self.roster = self.as_roster({name: facts[name].card(name, index) for index, name in enumerate(members)})
+        self.members = tree.to_text(Members(self.roster))
+        return RollCall(self.roster, {name: name in guests for name in sorted((*members, *guests))}, facts, out)
+
+    def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
+        return self._replies("train", orders, head)
+
+    def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
+        return self._replies("score", releases, head)
+
+    def _replies(self, do: str, packets: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
+        """Not a generator: the orders go out now, whenever the answers are looked at."""
+        answers = self.exchange(do, packets, head)
+        return ((name, self._reply(do, name, answer)) for name, answer in answers)
+
+    def _reply(self, do: str, site: SiteName, answer: Returned) -> Reply:
+        if answer.packet is None:
+            self.lost(do, site, answer)
+        lost = "" if answer.packet is not None else answer.said or "its answer is empty"
+        return Reply(answer.packet, answer.head.seconds, lost, answer.head.memory_mb, answer.sent)
+
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
+        for name, answer in self.exchange("deliver", releases, head):
+            if answer.head.error:
+                self.lost("deliver", name, answer)
+
+    # ------------------------------------------------------------------------------------ cards
+
+    def unusable(self, answer: Returned) -> str:
+        """Why a card cannot be believed; empty if it can, or if there is none for another reason."""
+        card = answer.head.card
+        if answer.head.error == "damaged":
+            return answer.said
+        if answer.head.error:
+            return ""
+        if card is None:
+            return "it has sent no card"
+        if card.n + card.unlabelled > self.study.plan.max_cases:
+            cases = card.n + card.unlabelled
+            return f"it says that it has {cases} training cases, and [study] max_cases is {self.study.plan.max_cases}"
+        return ""
+
+    def mismatch(self, site: SiteName, answer: Returned) -> str:
+        """Why a site cannot take part though it is there, in a sentence; empty if it can."""
+        if answer.head.error and answer.head.error not in ABSENT:
+            return f"site '{site}' cannot take part: {answer.said} (its own log says more)."
+        card = answer.head.card
+        if card is None:
+            return ""
+        ours = {
+            "version": (__version__, card.version),
+            "study": (self.study.hash, card.study),
+            "preprocessing": (fingerprint(self.study.preprocess), card.preprocessing),
+        }
+        for what, (here, there) in ours.items():
+            if here != there:
+                remedy = "install the same consilium on both" if what == "version" else "compare the two installations"
+                return f"site '{site}' has another {what}: {there} where the server has {here}; {remedy}."
+        unknown = set(card.labels) - set(self.study.facts.labels)
+        return f"site '{site}' has labels the study has not: {', '.join(sorted(unknown))}." if unknown else ""
+
+
+def facts_before(told: Mapping[str, Any]) -> SiteFacts:
+    """What a site said when the run began, from the run's own origin.json; version 0.1 wrote a little less."""
+    return SiteFacts(
+        n=told["n"],
+        unlabelled=told.get("unlabelled", 0),
+        labels=tuple(told["labels"]),
+        cases=told["cases"],
+        scored=told.get("scored", dict.fromkeys(SCORED, told["cases"])),
+        table=told["table"],
+        arrays=told["arrays"],
+        version=told["version"],
+        study=told.get("study", told.get("method", "")),
+        preprocessing=told.get("preprocessing", ""),
+    )
+
+
+def _listed(reasons: Mapping[SiteName, str]) -> str:
+    return "; ".join(f"{site}: {why}" for site, why in sorted(reasons.items()))
