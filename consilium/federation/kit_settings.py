@@ -19,7 +19,7 @@ RIGHTS = {  # of the office, everywhere: studies and nothing else; no code in jo
     "format_version": "1.0",
     "permissions": {
         "project_admin": {
-            **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view"), "any"),
+            **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "app_command"), "any"),
             **dict.fromkeys(("operate", "shell_commands", "byoc", "server-predeployed-flwr"), "none"),
         }
     },

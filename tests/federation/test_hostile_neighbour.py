@@ -101,6 +101,7 @@ def test_a_run_goes_on_beside_a_site_that_writes_to_its_processes(two: Running, 
     with neighbour(two.local.kits["ada"]) as ask:
         job = two.office.submit(study)
         two.wait_for_round(study, 2)
+        assert two.office.journal(job)  # the office follows a run while it goes on
         ended = {"cn__channel": "sm__STREAM", "cn__topic": "sm__ERROR", "sm__et": "BlobSizeError", "sm__em": "x"}
         for to in (f"bea.{job}", f"server.{job}"):
             assert not ask(to=to, channel=AUX, topic=ORDER, identity="bea").startswith("ok")

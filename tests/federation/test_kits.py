@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from consilium.errors import DataError, StudyError
+from consilium.federation.kit_settings import RIGHTS
 from consilium.federation.kits import make_kits
-from consilium.federation.project import Project, read_project
+from consilium.federation.project import OFFICE, Project, read_project
+from consilium.federation.start import OFFICE_COMMANDS
 from consilium.federation.supervisor import prepare
 
 
@@ -110,3 +112,18 @@ def test_a_kit_of_an_earlier_version_is_closed_when_it_starts(tmp_path: Path) ->
     assert closed["mine"] == 7  # the owner's other settings stay
     assert json.loads((kit / "local/comm_config.json").read_text())["internal"]["scheme"] == "unix"
     assert not (kit / "startup/start.sh").exists()
+
+
+def test_the_rights_of_the_office_are_its_commands() -> None:
+    """A right that is missing shows only as a journal that stays empty."""
+    from nvflare.fuel.sec.authz import AuthzContext, Person
+    from nvflare.security.security import FLAuthorizer
+
+    authorizer = FLAuthorizer("consilium", RIGHTS)
+    office = Person(OFFICE, "consilium", "project_admin")
+
+    def may(right: str) -> bool:
+        return bool(authorizer.authorize(AuthzContext(user=office, submitter=office, right=right))[0])
+
+    assert [name for name in OFFICE_COMMANDS if not name.startswith("_") and not may(name)] == []
+    assert [name for name in ("cat", "ls", "byoc", "shutdown", "restart", "sys_info") if may(name)] == []
