@@ -6,6 +6,7 @@ Exit status 0: all within their limits; 1: one is over; 2: one could not run.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -13,8 +14,29 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.measuring import Measured
 
 REPEATS, QUICK = 7, 3
+BENCHMARKS = {  # the module is imported when it is asked for
+    "help": "command:help_page",
+    "overhead": "overhead:empty_rounds",
+    "rounds": "rounds:thousand_rounds",
+    "digests": "digests:checked_reads",
+    "memory": "memory:many_sites",
+    "demo": "training:at_demo_sizes",
+    "first-try": "training:against_first_try",
+    "long": "training:long_rounds",
+    "apple": "apple:local_steps",
+    "susam": "sharpness:sparse_steps",
+    "teachers": "teachers:labelled_rounds",
+    "fedsm": "training:three_models",
+    "federation": "federation:deployed_rounds",
+    "large": "federation:large_messages",
+}
+Benchmark = Callable[[Path, int], "list[Measured]"]
 
 
 def main() -> int:
@@ -27,46 +49,22 @@ def main() -> int:
 
 
 def run(folder: Path) -> int:
-    from benchmarks.apple import local_steps
-    from benchmarks.command import help_page
-    from benchmarks.federation import deployed_rounds, large_messages
-    from benchmarks.measuring import Measured
-    from benchmarks.memory import many_sites
-    from benchmarks.overhead import empty_rounds
-    from benchmarks.rounds import thousand_rounds
-    from benchmarks.sharpness import sparse_steps
-    from benchmarks.teachers import labelled_rounds
-    from benchmarks.training import against_first_try, at_demo_sizes, long_rounds, three_models
-
-    benchmarks: dict[str, Callable[[Path, int], list[Measured]]] = {
-        "help": help_page,
-        "overhead": empty_rounds,
-        "rounds": thousand_rounds,
-        "memory": many_sites,
-        "demo": at_demo_sizes,
-        "first-try": against_first_try,
-        "long": long_rounds,
-        "apple": local_steps,
-        "susam": sparse_steps,
-        "teachers": labelled_rounds,
-        "fedsm": three_models,
-        "federation": deployed_rounds,
-        "large": large_messages,
-    }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} repeats instead of {REPEATS}")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
-    unknown = set(options.names) - set(benchmarks)
+    unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
-        parser.error(f"there is no benchmark {min(unknown)!r}; choose from {', '.join(benchmarks)}")
+        parser.error(f"there is no benchmark {min(unknown)!r}; choose from {', '.join(BENCHMARKS)}")
     warnings.simplefilter("ignore")
     seen: list[Measured] = []
     failed = False
-    for name in options.names or benchmarks:
+    for name in options.names or BENCHMARKS:
         try:
-            lines = benchmarks[name](folder, QUICK if options.quick else REPEATS)
+            module, _, function = BENCHMARKS[name].partition(":")
+            benchmark: Benchmark = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+            lines = benchmark(folder, QUICK if options.quick else REPEATS)
         except Exception as error:  # the others may still run
             print(f"benchmarks: {name} could not run: {type(error).__name__}: {error}", file=sys.stderr)
             failed = True

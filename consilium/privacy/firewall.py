@@ -95,6 +95,7 @@ class _View:
         self.now = {site: own[part] for site, own in updates.items() if part in own}
         self.past = {site: history.of(phase, site, part) for site in self.now}
         self.n = {site: roster[site].n for site in self.now}
+        self._likenesses: dict[SiteName, float] = {}
 
     def faults(self, site: SiteName) -> Iterator[str]:
         """Everything that is odd about a site's update, in words."""
@@ -171,7 +172,9 @@ class _View:
         return cosines(self.now[site].sketch[None], sum_of_units(self.past[site].sketches.latest(WINDOW)))[0]
 
     def _like(self, site: SiteName) -> float:
-        return self.past[site].sketches.largest_cosine(self.now[site].sketch)
+        if site not in self._likenesses:  # the one figure that takes a look at the whole past
+            self._likenesses[site] = self.past[site].sketches.largest_cosine(self.now[site].sketch)
+        return self._likenesses[site]
 
     def _repeated(self, site: SiteName) -> bool:
         """The very values, or the very change on top of another model, up to rounding."""
