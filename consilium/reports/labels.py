@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from consilium.reports.grouping import Group
 from consilium.reports.reading import RunView, lower_is_better
-from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, Text, called, cells, markdown_table
+from consilium.reports.tables import (
+    POOLED,
+    SITE_MEAN,
+    Cell,
+    Column,
+    Comparison,
+    Text,
+    called,
+    cells,
+    markdown_table,
+    part_name,
+)
 from consilium.scores import CHOSEN, MEAN
 
 CLEAN = "mean after clean-up"
@@ -27,6 +38,12 @@ class LabelTable:
 
 def label_tables(comparison: Comparison) -> list[LabelTable]:
     """One table per score; the headline score again only if it has several labels."""
+    if len(comparison.states) > 1:
+        return [
+            replace(table, metric=f"{table.metric}, optimiser state {part.state}")
+            for part in comparison.apart()
+            for table in label_tables(part)
+        ]
     found: dict[str, dict[str, None]] = {}
     for group in comparison.groups:
         for metric, labels in _scores(group.runs[0]).items():
@@ -43,14 +60,14 @@ def label_tables(comparison: Comparison) -> list[LabelTable]:
 
 def _label_table(comparison: Comparison, metric: str, labels: tuple[str, ...]) -> LabelTable:
     lines, empty = [], Counter[str]()
-    for group in comparison.groups:
+    for group, name, model in _models(comparison):
         texts: list[Cell | None] = []
         for label in labels:
-            entries = [_scores(run).get(metric, {}).get(label, {}) for run in group.runs]
+            entries = [_scores(run, model).get(metric, {}).get(label, {}) for run in group.runs]
             found = cells(entries)
             texts += [found.get(SITE_MEAN), found.get(POOLED)]
             empty |= Counter({f"{label} at {site}": n for site, n in entries[0].get("empty", {}).items()})
-        lines.append((group.name, tuple(texts)))
+        lines.append((name, tuple(texts)))
     left_out = ", ".join(f"{n} of {where}" for where, n in sorted(empty.items()))
     return LabelTable(called(metric), labels, tuple(lines), left_out)
 
@@ -89,6 +106,14 @@ class SiteTable:
 
 def site_tables(comparison: Comparison) -> dict[str, SiteTable]:
     """By site, then "site mean": the headline score label by label; nothing where there is one label only."""
+    if len(comparison.states) > 1:
+        return {
+            f"{site}, optimiser state {part.state}": replace(
+                table, title=f"{table.title}, optimiser state {part.state}"
+            )
+            for part in comparison.apart()
+            for site, table in site_tables(part).items()
+        }
     metric = comparison.metric
     labels: dict[str, None] = {}
     for group in comparison.groups:
@@ -106,10 +131,10 @@ def site_tables(comparison: Comparison) -> dict[str, SiteTable]:
 
 def _site_table(comparison: Comparison, column: Column, wanted: dict[str, tuple[str, str]]) -> SiteTable:
     lines = []
-    for group in comparison.groups:
-        found = tuple(_cell(group, column, metric, label) for metric, label in wanted.values())
+    for group, name, model in _models(comparison):
+        found = tuple(_cell(group, column, metric, label, model) for metric, label in wanted.values())
         if any(found):
-            lines.append((group.name, found))
+            lines.append((name, found))
     alike = column.site not in comparison.unlike if column.site else not comparison.unlike
     federated = {group.name for group in comparison.groups if group.kind == "federated"}
     leaders = tuple(
@@ -120,8 +145,15 @@ def _site_table(comparison: Comparison, column: Column, wanted: dict[str, tuple[
     return SiteTable(f"Test {called(comparison.metric)}, {where}", tuple(wanted), tuple(lines), leaders)
 
 
-def _cell(group: Group, column: Column, metric: str, label: str) -> Cell | None:
-    return cells(_scores(run).get(metric, {}).get(label, {}) for run in group.runs).get(column)
+def _models(comparison: Comparison) -> Iterator[tuple[Group, str, str]]:
+    """What has a line: a group, the line's name and the model it is about; empty: the headline's."""
+    for group in comparison.groups:
+        yield from ((group, part_name(group.name, model), model) for model in group.runs[0].parts)
+        yield group, group.name, ""
+
+
+def _cell(group: Group, column: Column, metric: str, label: str, model: str) -> Cell | None:
+    return cells(_scores(run, model).get(metric, {}).get(label, {}) for run in group.runs).get(column)
 
 
 def _leaders(found: Sequence[tuple[str, Cell | None]], metric: str, alike: bool) -> frozenset[str]:
@@ -138,8 +170,9 @@ def _in_order(run: RunView, labels: Sequence[str]) -> list[str]:
     return sorted(labels, key=lambda label: (label == MEAN, order.index(label) if label in order else -1))
 
 
-def _scores(run: RunView) -> dict[str, dict[str, Any]]:
+def _scores(run: RunView, model: str = "") -> dict[str, dict[str, Any]]:
+    """Metric → label → entry of one model; empty: the headline's."""
     if not run.summary or run.headline is None:
         return {}
-    found: dict[str, dict[str, Any]] = run.summary["best"]["scores"].get(run.headline.model, {})
+    found: dict[str, dict[str, Any]] = run.summary["best"]["scores"].get(model or run.headline.model, {})
     return found

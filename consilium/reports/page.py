@@ -91,7 +91,9 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
 
 
 def _lead(comparison: Comparison) -> str:
-    """The result in a sentence or two."""
+    """The result in a sentence or two; of runs with both optimiser states, for each."""
+    if len(comparison.states) > 1:
+        return " ".join(f"Optimiser state {part.state}: {_lead(part)}" for part in comparison.apart())
     lines = [line for line in comparison.lines if SITE_MEAN in line.cells and line.kind != "elsewhere"]
     if not lines:
         return "The runs are finished, but they hold no test scores of sites inside the federation."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from consilium.errors import RunError, not_a_run
+from consilium.legacy import current_study
 from consilium.scores import MEAN, Entry, Row, read_rows, summarise, with_label_mean
 
 Kind = Literal["bound", "local", "federated"]
@@ -22,6 +23,9 @@ _BOUND = ("pooled", "centralized")
 # what an unfinished run is probably about: the first of these it has scores of
 _MODELS = ("super", "ensemble", "personal", "global", "pooled", "local", "solo", "teacher")
 _METRICS = ("dice", "accuracy")
+_SUPER = ("super", "ensemble")  # made of a global model and personal ones
+# methods that fix the optimiser's state; written out, because methods themselves take seconds to import
+FIXED_STATES = {"apple": "fresh", "pfedme": "fresh", "scaffold": "fresh"}
 _CHOSEN_ROUNDS = ("best", "last")  # phases of rows that belong to no single round of training
 
 
@@ -69,6 +73,24 @@ class RunView:
         if self.method in _BOUND or self.study.get("data", {}).get("pooled") is True:
             return "bound"
         return "local" if self.method in _LOCAL else "federated"
+
+    @property
+    def optimizer_state(self) -> str:
+        """What becomes of the optimiser's state between rounds: "kept" or "fresh"; empty if the study does not say."""
+        return str(self.study.get("local", {}).get("optimizer_state", ""))
+
+    @property
+    def fixes_state(self) -> bool:
+        """Whether its method leaves a study no choice of the optimiser's state."""
+        return self.method in FIXED_STATES
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Models that tables show beside the headline: of a super model its global one, the counterpart of FedAvg's."""
+        about = self.headline
+        if about is None or about.model not in _SUPER:
+            return ()
+        return ("global",) if self.entry("global", about.metric, about.label) else ()
 
     @property
     def task(self) -> str:
@@ -147,7 +169,7 @@ class RunView:
 
 def read_run(folder: Path) -> RunView:
     """Open a run folder; an unfinished one has no summary."""
-    study = _toml(folder / "study.toml", folder)
+    study = current_study(_toml(folder / "study.toml", folder))
     if "name" not in study.get("method", {}):
         raise RunError(f"{folder / 'study.toml'} names no method, so {folder} is not a run; give a folder under runs/.")
     summary = _json(folder / "summary.json")

@@ -16,11 +16,16 @@ from consilium.scores import ByCase, Entry, by_case, interval, matrix, paired, s
 if TYPE_CHECKING:
     from rich.table import Table
 
-_ORDER: dict[str, int] = {"bound": 0, "elsewhere": 1, "local": 2, "federated": 3}
+_ORDER: dict[str, int] = {"bound": 0, "elsewhere": 1, "local": 2, "part": 3, "federated": 3}
 WIDE = 118  # columns of a terminal that holds six sites with intervals
 _DIGITS = 4  # as in the papers; ties are ties of what is printed
 
-LineKind = Literal["bound", "elsewhere", "local", "federated"]
+LineKind = Literal["bound", "elsewhere", "local", "part", "federated"]
+STATES = {
+    "kept": "Optimisers keep their state from round to round.",
+    "fresh": "Optimisers start every round without a state.",
+}
+_MARK = " †"  # behind a method that fixes another state than the table's
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,13 @@ class Line:
     count: int  # seeds
     cells: Mapping[Column, Cell]
     interval: tuple[float, float] | None = None  # 95 %, of the site mean; only with one seed
+    state: str = ""  # the optimisers': "kept", "fresh"; empty: not known
+    fixed: bool = False  # its method leaves no choice of it
+
+    @property
+    def section(self) -> int:
+        """Lines of one section stand together."""
+        return _ORDER[self.kind]
 
     @property
     def sites(self) -> frozenset[str]:
@@ -76,13 +88,36 @@ class Comparison:
     unfinished: tuple[str, ...]  # names of runs left out
     rows: tuple[dict[str, Any], ...]  # one per run, for JSON
     unlike: tuple[str, ...] = ()  # sites that did not have the same cases in all runs
+    state: str = ""  # of the optimisers, where runs of both are shown in tables of their own
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """What becomes of the optimisers' state, of methods that leave it to the study."""
+        return tuple(dict.fromkeys(line.state for line in self.lines if line.state and not line.fixed))
+
+    def apart(self) -> tuple[Comparison, ...]:
+        """One table for each optimiser state: methods are not compared across them.
+
+        A method that fixes its state is in all of them, and marked where it is not that of the table.
+        """
+        if len(self.states) < 2:
+            return (self,)
+        found = []
+        for state in self.states:
+            lines = tuple(line for line in self.lines if line.fixed or line.state in ("", state))
+            every = tuple(
+                group for group in self.groups
+                if group.runs[0].fixes_state or group.runs[0].optimizer_state in ("", state)
+            )  # fmt: skip
+            found.append(replace(self, lines=lines, groups=every, state=state))
+        return tuple(found)
 
     def best(self, column: Column) -> frozenset[str]:
         """Names of the federated lines that lead a column; none where there is nothing to lead."""
         lines = [line for line in self.lines if line.kind == "federated" and column in line.cells]
         found = {line.name: line.cells[column] for line in lines}
         alike = column.site not in self.unlike if column.site else self._same_cases(lines)
-        if len(found) < 2 or not alike:
+        if len(found) < 2 or not alike or len(self.states) > 1:
             return frozenset()
         top = (min if lower_is_better(self.metric) else max)(round(cell.value, _DIGITS) for cell in found.values())
         return frozenset(name for name, cell in found.items() if round(cell.value, _DIGITS) == top)
@@ -93,12 +128,13 @@ class Comparison:
 
     def to_rich(self, width: int = WIDE) -> Table:
         """For a terminal of this width; a narrow one gets three digits and no interval."""
-        kinds = [line.kind for line in self.lines]
-        ends = [i for i, kind in enumerate(kinds) if kinds[i + 1 : i + 2] != [kind]]
+        sections = [line.section for line in self.lines]
+        ends = [i for i, section in enumerate(sections) if sections[i + 1 : i + 2] != [section]]
         return rich_table(self.title, self.grid(compact=width < WIDE), self.caption, ends)
 
     def to_markdown(self) -> str:
-        return f"{self.title}\n\n{markdown_table(self.grid())}\n\n{self.caption}\n"
+        parts = [f"{part.title}\n\n{markdown_table(part.grid())}\n\n{part.caption}\n" for part in self.apart()]
+        return "\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         lines = [
@@ -113,6 +149,7 @@ class Comparison:
                     if c in line.cells
                 },
                 "interval": line.interval,
+                "optimizer_state": line.state,
             }
             for line in self.lines
         ]
@@ -123,13 +160,21 @@ class Comparison:
     def title(self) -> str:
         what = called(self.metric) + ("" if self.label in ("", "mean") else f" of {self.label}")
         several = ", mean over labels" if self.label == "mean" else ""
-        return f"Test {what}{several}, at the round best on validation"
+        only = f", optimiser state {self.state}" if self.state else ""
+        return f"Test {what}{several}, at the round best on validation{only}"
 
     @property
     def caption(self) -> str:
         parts = ["Site mean: every site weighs the same. Pooled cases: every case weighs the same."]
         if any(self.best(column) for column in self.columns):
             parts.append("Bold: the best federated method.")
+        if any(line.kind == "part" for line in self.lines):
+            parts.append("A super model's own global model is what to hold against FedAvg: the rest is routing's.")
+        states = self.states
+        if len(states) == 1:
+            parts.append(STATES.get(states[0], ""))
+        if any(self._marked(line) for line in self.lines):
+            parts.append(f"{_MARK.strip()} fixes its optimiser's state otherwise, as its paper does.")
         if any(line.kind == "bound" for line in self.lines):
             parts.append("Pooled training (the bound) needs all data in one place.")
         if len({line.sites for line in self.lines if SITE_MEAN in line.cells}) > 1:
@@ -139,6 +184,9 @@ class Comparison:
         if self.unfinished:
             parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
         return " ".join(parts)
+
+    def _marked(self, line: Line) -> bool:
+        return line.fixed and len(self.states) == 1 and line.state not in ("", self.states[0])
 
     def grid(self, compact: bool = False) -> list[list[Text]]:
         """Heads and lines as texts, the same for every way of showing the table."""
@@ -154,7 +202,8 @@ class Comparison:
     def _line(
         self, line: Line, leaders: Mapping[Column, frozenset[str]], intervals: bool, seeds: bool, digits: int
     ) -> list[Text]:
-        texts = [Text(line.name)] + ([Text(str(line.count))] if seeds else [])
+        name = line.name + _MARK * self._marked(line)
+        texts = [Text(name)] + ([Text(str(line.count))] if seeds else [])
         for column in self.columns:
             cell = line.cells.get(column)
             texts.append(
@@ -274,18 +323,37 @@ def elsewhere(group: Group) -> dict[str, dict[str, float]]:
 def _lines(group: Group) -> list[Line]:
     about = group.runs[0].headline
     assert about is not None  # finished runs have one
-    entries = [run.entry(about.model, about.metric, about.label) for run in group.runs]
-    alone = site_mean_interval(group.runs[0], about) if len(group.runs) == 1 else None
     name = {"bound": f"{group.name} (bound)", "local": f"{group.name} (own site)"}.get(group.kind, group.name)
-    line = Line(name, group.kind, len(group.runs), cells(entries), alone)
-    return [*(_elsewhere_lines(group, about) if group.kind == "local" else []), line]
+    parts = [
+        _of_model(group, replace(about, model=model), part_name(name, model), "part") for model in group.runs[0].parts
+    ]
+    own = _of_model(group, about, name, group.kind)
+    return [*(_elsewhere_lines(group, about) if group.kind == "local" else []), *parts, own]
+
+
+def part_name(method: str, model: str) -> str:
+    """What tables call a model that is part of a method's."""
+    return f"{method}: its {model} model"
+
+
+def _of_model(group: Group, about: Headline, name: str, kind: LineKind) -> Line:
+    runs = group.runs
+    alone = site_mean_interval(runs[0], about) if len(runs) == 1 else None
+    found = cells(run.entry(about.model, about.metric, about.label) for run in runs)
+    return Line(name, kind, len(runs), found, alone, runs[0].optimizer_state, runs[0].fixes_state)
 
 
 def _elsewhere_lines(group: Group, about: Headline) -> list[Line]:
     """'drishti local': one site's own model at every site, a row each."""
     suffix = group.name.removeprefix("Local")
     return [
-        Line(f"{of} local{suffix}", "elsewhere", len(group.runs), cells(_owned(run, about, of) for run in group.runs))
+        Line(
+            f"{of} local{suffix}",
+            "elsewhere",
+            len(group.runs),
+            cells(_owned(run, about, of) for run in group.runs),
+            state=group.runs[0].optimizer_state,
+        )
         for of in elsewhere(group)
     ]
 
@@ -374,5 +442,5 @@ def show(comparison: Comparison, more: Sequence[Table] = ()) -> None:
 
     console = Console()
     width = console.width if console.is_terminal else max(console.width, 160)
-    for table in (comparison.to_rich(width), *more):
+    for table in (*(part.to_rich(width) for part in comparison.apart()), *more):
         Console(width=width).print(table)

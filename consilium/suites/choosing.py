@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from consilium.errors import StudyError
 from consilium.files import read_json, write_json
 from consilium.suites.planning import Row, candidates, finished, folder_of, study_of, trials
-from consilium.suites.reading import Suite
-from consilium.suites.settings import Settings
+from consilium.suites.reading import STATE, Suite
+from consilium.suites.settings import Settings, names
 
 RULE = "the highest validation site mean of the method's headline model at its best round; of equals the first"
+
+FOR_ALL = "chosen once for all methods: the highest mean, over the rows, of each row's best validation site mean"
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,50 @@ def choose(suite: Suite, row: Row, runs: Path, failed: Collection[str] = ()) -> 
     return Choice(row, tuple(tried), max(scored, key=lambda t: t.valid or 0.0).settings)
 
 
-def write_choices(suite: Suite, choices: Sequence[Choice], path: Path) -> None:
+def choose_all(suite: Suite, every: Sequence[Row], runs: Path, failed: Collection[str] = ()) -> list[Choice]:
+    """The choices of all rows of a suite; what is chosen once for all rows waits until all have been tried."""
+    choices = [choose(suite, row, runs, failed) for row in every]
+    if STATE not in names(suite.choose):
+        return choices
+    levels = state_levels(choices, failed)
+    state = max(levels, key=lambda name: levels[name]) if levels else None
+    return [_within(choice, state) if _has_states(choice) else choice for choice in choices]
+
+
+def state_levels(choices: Sequence[Choice], failed: Collection[str] = ()) -> dict[str, tuple[int, float]]:
+    """By optimiser state: how many rows could be trained with it, and the mean of their best validation scores.
+
+    Empty until every candidate of every row is finished or has failed.
+    """
+    tried = [choice.tried for choice in choices if _has_states(choice)]
+    if any(t.valid is None and t.run not in failed for row in tried for t in row):
+        return {}
+    levels = {}
+    for state in dict.fromkeys(t.settings[STATE] for row in tried for t in row):
+        known = [[t.valid for t in row if t.settings[STATE] == state and t.valid is not None] for row in tried]
+        best = [max(values) for values in known if values]
+        if best:
+            levels[state] = (len(best), statistics.fmean(best))
+    return levels
+
+
+def _has_states(choice: Choice) -> bool:
+    return any(STATE in t.settings for t in choice.tried)
+
+
+def _within(choice: Choice, state: str | None) -> Choice:
+    """The row's best candidate among those with this optimiser state."""
+    scored = [t for t in choice.tried if t.valid is not None and t.settings[STATE] == state]
+    return replace(choice, chosen=max(scored, key=lambda t: t.valid or 0.0).settings if scored else None)
+
+
+def write_choices(suite: Suite, choices: Sequence[Choice], path: Path, failed: Collection[str] = ()) -> None:
     rows = [choice.to_json() for choice in choices if choice.tried]
-    write_json({"suite": suite.name, "seed": suite.heading.chosen_on, "rule": RULE, "rows": rows}, path)
+    facts: dict[str, Any] = {"suite": suite.name, "seed": suite.heading.chosen_on, "rule": RULE, "rows": rows}
+    if STATE in names(suite.choose):
+        levels = {state: level for state, (_, level) in state_levels(choices, failed).items()}
+        facts["for_all"] = {"setting": STATE, "rule": FOR_ALL, "valid_site_mean": levels}
+    write_json(facts, path)
 
 
 def _tried(suite: Suite, settings: Settings, folder: Path) -> Tried:

@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consilium.reports.reading import RunView
-from consilium.reports.tables import Cell, Text, called, cell
+from consilium.reports.reading import Headline, RunView
+from consilium.reports.tables import STATES, Cell, Text, called, cell
 from consilium.scores import MEAN
 from consilium.suites.planning import reference, without
-from consilium.suites.reading import FEDERATION, PaperTable, Suite
+from consilium.suites.reading import FEDERATION, STATE, PaperTable, Suite
 from consilium.suites.tables import (
     Difference,
     Entrant,
     Standing,
+    by_state,
     difference,
     json_papers,
     markdown_papers,
@@ -76,7 +77,10 @@ def federation_tables(suite: Suite, standings: Sequence[Standing]) -> tuple[Fede
     """The tables of a suite with federations in its grid; empty for others and before the first run is finished."""
     if FEDERATION not in suite.grid or not any(standing.runs for standing in standings):
         return ()
-    found = [table for label in suite.heading.labels for table in _figures(suite, standings, label)]
+    found = []
+    for state, here in by_state(suite, standings):
+        if any(standing.runs for standing in here):
+            found += [table for label in suite.heading.labels for table in _figures(suite, here, label, state)]
     return (*found, *_choices(suite, standings))
 
 
@@ -86,18 +90,24 @@ def short_names(federations: Sequence[str]) -> dict[str, str]:
     return names if len(set(names.values())) == len(names) else {place: place for place in federations}
 
 
-def _figures(suite: Suite, standings: Sequence[Standing], label: str) -> Iterator[FederationTable]:
+def _figures(suite: Suite, standings: Sequence[Standing], label: str, state: str) -> Iterator[FederationTable]:
     places = suite.grid[FEDERATION]
     metric = next(run.headline for s in standings for run in s.runs.values() if run.headline).metric
     what = f"Test {called(metric)}" + ("" if label == MEAN else f" of {label}") + ", mean over sites, "
+    only = f", optimiser state {state}" if state else ""
     for figure, which in FIGURES.items():
-        lines = _lines({(_name(s), _place(s)): _cell(s, figure, label) for s in standings})
+        lines = _lines({(one.name, _place(s)): _cell(one, figure, label) for s in standings for one in _shown(s)})
         if lines:
-            yield FederationTable(figure, what + which, places, lines, _notes(suite, standings, figure))
-    against = without(reference(suite), FEDERATION).name
+            yield FederationTable(figure, what + which + only, places, lines, _notes(suite, standings, figure))
+    against = without(without(reference(suite), FEDERATION), STATE).name
     bases = {_place(s): s for s in standings if _name(s) == against}
-    gaps = {(_name(s), _place(s)): _gap(s, bases[_place(s)], label) for s in standings if _name(s) != against}
-    title = f"Against {against}, at the rounds best on validation"
+    gaps = {
+        (one.name, _place(s)): difference(one, _entrant(bases[_place(s)]), label)
+        for s in standings
+        for one in _shown(s)
+        if one.name != against
+    }
+    title = f"Against {against}, at the rounds best on validation{only}"
     note = (
         "The difference of the site means on the same cases, and its 95 % interval over cases (bootstrap in each site)."
     )
@@ -108,7 +118,7 @@ def _figures(suite: Suite, standings: Sequence[Standing], label: str) -> Iterato
 
 def _choices(suite: Suite, standings: Sequence[Standing]) -> Iterator[FederationTable]:
     chosen = {
-        (f"{_name(s)}: {key.partition('.')[2]}", _place(s)): str(value)
+        (f"{without(s.choice.row, FEDERATION).name}: {key.partition('.')[2]}", _place(s)): str(value)
         for s in standings
         if s.choice.tried
         for key, value in (s.choice.chosen or {}).items()
@@ -129,33 +139,37 @@ def _lines(found: Mapping[tuple[str, str], Cell | Difference | str | None]) -> d
 
 
 def _name(standing: Standing) -> str:
-    return without(standing.choice.row, FEDERATION).name
+    return without(without(standing.choice.row, FEDERATION), STATE).name
 
 
 def _place(standing: Standing) -> str:
     return str(standing.choice.row.settings[FEDERATION])
 
 
-def _cell(standing: Standing, figure: str, label: str) -> Cell | None:
-    values = [_value(run, figure, label) for run in standing.runs.values()]
+def _entrant(standing: Standing) -> Entrant:
+    return Entrant(_name(standing), (standing,), unseen=False)
+
+
+def _shown(standing: Standing) -> list[Entrant]:
+    """A method's line, after those of the parts of its model."""
+    own = _entrant(standing)
+    return [*(own.parts if standing.runs else []), own]
+
+
+def _cell(entrant: Entrant, figure: str, label: str) -> Cell | None:
+    values = [_value(run, entrant.about(run), figure, label) for run in entrant.runs]
     known = [value for value in values if value is not None]
     return cell(known) if known else None
 
 
-def _value(run: RunView, figure: str, label: str) -> float | None:
-    assert run.summary is not None and run.headline is not None  # finished runs have both
-    if figure == "bmcta":
-        entry = run.summary.get("bmcta", {}) if label == MEAN else {}
+def _value(run: RunView, about: Headline, figure: str, label: str) -> float | None:
+    assert run.summary is not None  # finished runs have one
+    if figure == "bmcta":  # of the headline model only
+        entry = run.summary.get("bmcta", {}) if label == MEAN and about == run.headline else {}
     else:
-        about = run.headline
         entry = run.summary[figure]["scores"].get(about.model, {}).get(about.metric, {}).get(label, {})
     found: float | None = entry.get("site_mean")
     return found
-
-
-def _gap(standing: Standing, base: Standing, label: str) -> Difference | None:
-    one, other = (Entrant(s.name, (s,), False) for s in (standing, base))
-    return difference(one, other, label)
 
 
 def _notes(suite: Suite, standings: Sequence[Standing], figure: str) -> tuple[str, ...]:
@@ -165,7 +179,18 @@ def _notes(suite: Suite, standings: Sequence[Standing], figure: str) -> tuple[st
     fewer = [f"{s.name} {len(s.runs)}" for s in standings if 0 < len(s.runs) < len(suite.heading.seeds)]
     notes = ["Every site of a federation weighs the same."]
     notes += [f"Not finished and left out: {', '.join(missing)}."] * bool(missing)
-    return (*notes, *[f"Fewer than {len(suite.heading.seeds)} seeds so far: {', '.join(fewer)}."] * bool(fewer))
+    notes += [f"Fewer than {len(suite.heading.seeds)} seeds so far: {', '.join(fewer)}."] * bool(fewer)
+    return (*notes, *_states(standings))
+
+
+def _states(standings: Sequence[Standing]) -> Iterator[str]:
+    """What becomes of the optimisers' state, and who fixes it otherwise."""
+    runs = [(_name(s), run) for s in standings for run in s.runs.values() if run.optimizer_state]
+    for state in dict.fromkeys(run.optimizer_state for _, run in runs if not run.fixes_state):
+        yield STATES[state]
+        others = dict.fromkeys(name for name, run in runs if run.fixes_state and run.optimizer_state != state)
+        if others:
+            yield f"Otherwise, as their papers fix it: {', '.join(others)}."
 
 
 def _text(value: Cell | Difference | str | None) -> str:

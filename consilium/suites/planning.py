@@ -17,7 +17,7 @@ from consilium.run_folder import RunFolder
 from consilium.scores import MEAN
 from consilium.study import Study, make_study
 from consilium.suites.drawing import federation
-from consilium.suites.reading import MethodPart, Suite
+from consilium.suites.reading import STATE, MethodPart, Suite
 from consilium.suites.settings import TOGETHER, Lists, Settings
 
 LEAVE_OUT = "study.leave_out"  # in [grid]: sites are left out in turn, and the table is about them
@@ -133,8 +133,9 @@ Axis = list[dict[str, Any]]  # of which one is taken
 
 def _axes(suite: Suite, method: str, lists: Lists) -> list[Axis]:
     """What there is to take for a method: keys it has and that `[methods.<name>]` does not fix."""
-    has = {f"method.{f.name}" for f in fields(suite.kinds[method])}
-    fixed = _part(suite, method).fixed
+    kind = suite.kinds[method]
+    has = {f"method.{f.name}" for f in fields(kind)}
+    fixed = {**_part(suite, method).fixed, **({STATE: kind.optimizer_state} if kind.optimizer_state else {})}
     axes = []
     for key, values in lists.items():
         sets = list(values) if key == TOGETHER else [{key: value} for value in values]
@@ -168,6 +169,8 @@ def study_of(suite: Suite, planned: Planned) -> Study:
     for key, value in settings.items():
         section, _, name = key.partition(".")
         tables.setdefault(section, {})[name] = value
+    if suite.kinds[method].optimizer_state and STATE not in settings:  # the base speaks for methods that leave it open
+        tables["local"] = {key: value for key, value in tables.get("local", {}).items() if key != "optimizer_state"}
     if LEAVE_OUT in settings:  # the base names all sites, in the table's order
         named = tables["study"].get("sites", ())
         tables["study"]["sites"] = [site for site in named if site not in settings[LEAVE_OUT]]
@@ -183,13 +186,24 @@ def study_of(suite: Suite, planned: Planned) -> Study:
 def check(suite: Suite) -> None:
     """Make every study of the suite once before any is run, so that a mistake costs no training."""
     reference(suite)
+    states: dict[frozenset[str], Row] = {}  # optimiser states that rows may have; the grid's have tables of their own
     for row in rows(suite):
+        tried = set()
         for chosen in candidates(suite, row):
             study = study_of(suite, Planned(row, chosen, suite.heading.chosen_on))
+            tried.add(study.local.optimizer_state)
             known = (*study.facts.labels, MEAN)
             for label in suite.heading.labels:
                 if label not in known:
                     raise StudyError(f"[suite] labels: the federation has no label '{label}'; {nearest(label, known)}")
+        if not suite.kinds[row.method].optimizer_state:
+            states.setdefault(frozenset() if STATE in row.settings else frozenset(tried), row)
+    if len(states) > 1:
+        names = " and ".join(f"'{row.name}'" for row in states.values())
+        raise StudyError(
+            f"{names} do not have the same {STATE}, and no table mixes them: write it in [base.local] for all methods, "
+            "in [choose] to choose it once for all, or in [grid] for a table of each."
+        )
 
 
 def folder_of(study: Study, runs: Path) -> Path:

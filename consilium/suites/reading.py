@@ -28,6 +28,7 @@ from consilium.suites.settings import (
     refuse_twice,
 )
 
+STATE = "local.optimizer_state"  # of all methods of a table alike: in [grid] a table for each, in [choose] one for all
 FEDERATION = "data.federation"  # in [grid]: the table has a column for each
 SECTIONS = ("suite", "base", "grid", "row", "choose", "choose_where", "methods", "phantom", "paper")
 _ARRAYS = ("row", "choose_where")  # written with two brackets
@@ -219,6 +220,11 @@ def _check(suite: Suite) -> None:
         if any(key in names(lists) for lists in chosen):
             shown = "[grid]" if key in suite.grid else "[[row]]"
             raise StudyError(f"'{key}' is in both {shown} and [choose]: either it is shown or it is chosen.")
+    for lists in (*(part.choose for part in suite.parts.values()), *(where.choose for where in suite.where)):
+        if STATE in names(lists):
+            raise StudyError(
+                f"'{STATE}' is chosen once for all methods, because no table mixes them: write it in [choose]."
+            )
     if FEDERATION in suite.grid and "study.leave_out" in suite.grid:
         raise StudyError("[grid] has both federations and sites left out in turn; make a suite for each federation.")
     for where in suite.where:

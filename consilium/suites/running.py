@@ -17,11 +17,12 @@ from consilium.files import write_json, write_text
 from consilium.machine import default_workers
 from consilium.methods import ALIASES
 from consilium.reports.reading import read_run
-from consilium.suites.choosing import Choice, choose, write_choices
+from consilium.suites.choosing import Choice, choose_all, write_choices
 from consilium.suites.drawing import federation, missing
 from consilium.suites.federations import FederationTable, federation_tables
 from consilium.suites.planning import Planned, Row, check, finished, folder_of, rows, study_of, trials
-from consilium.suites.reading import FEDERATION, Suite, load_suite
+from consilium.suites.reading import FEDERATION, STATE, Suite, load_suite
+from consilium.suites.settings import names
 from consilium.suites.tables import Standing, SuiteTable, suite_tables
 from consilium.suites.unseen import SelectionTable, selection_tables
 from consilium.wires.processes import Pool
@@ -122,8 +123,10 @@ def run_suite(
         for row in mine:
             for planned in trials(suite, row):
                 session.run(planned)
-        choices = [choose(suite, row, runs, session.gone) for row in rows(suite)]
-        write_choices(suite, choices, home / "choices.json")
+        choices = choose_all(suite, rows(suite), runs, session.gone)
+        write_choices(suite, choices, home / "choices.json", session.gone)
+        if STATE in names(suite.choose) and any(choice.chosen is None for choice in choices):
+            watcher.say(f"'{STATE}' is chosen for all methods at once: that waits until every method has been tried")
         for planned in _finals(suite, [c for c in choices if c.row in mine]):
             session.run(planned)
     standings = _standings(suite, choices, runs)
@@ -144,10 +147,17 @@ def outlook(
     absent = {drawing.place for drawing in missing(suite)}
     found = [_prospect(suite, planned, runs, absent) for row in mine for planned in trials(suite, row)]
     tried = {prospect.folder for prospect in found}
+    every = rows(suite) if STATE in names(suite.choose) else mine
     blind = [
-        row for row in mine if federation(suite, row.settings, suite.heading.chosen_on) in absent and trials(suite, row)
+        row
+        for row in every
+        if federation(suite, row.settings, suite.heading.chosen_on) in absent and trials(suite, row)
     ]
-    chosen = [Choice(row, (), None) if row in blind else choose(suite, row, runs) for row in mine]
+    if blind and every is not mine:  # one choice for all, and not all can be looked at
+        blind = [row for row in every if trials(suite, row)]
+    seen = choose_all(suite, [row for row in every if row not in blind], runs)
+    chosen = [choice for choice in (*(Choice(row, (), None) for row in blind), *seen) if choice.row in mine]
+    chosen.sort(key=lambda choice: mine.index(choice.row))
     for planned in _finals(suite, chosen):
         prospect = _prospect(suite, planned, runs, absent)
         if prospect.folder is None or prospect.folder not in tried:

@@ -25,6 +25,7 @@ _MADE = {
     "study.seed": "seeds are in [suite] seeds",
     "study.name": "a run is named by its base study and its method",
     "method.name": "methods are in [suite] methods",
+    "method.optimizer_state": 'it is "local.optimizer_state" now, of all methods alike',
 }
 
 

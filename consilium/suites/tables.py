@@ -5,16 +5,27 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from consilium.reports.grouping import Group
 from consilium.reports.reading import Headline, RunView
-from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, Line, Text, cells, elsewhere
+from consilium.reports.tables import (
+    POOLED,
+    SITE_MEAN,
+    Cell,
+    Column,
+    Comparison,
+    Line,
+    Text,
+    cells,
+    elsewhere,
+    part_name,
+)
 from consilium.scores import ByCase, Entry, by_case, paired
 from consilium.suites.choosing import Choice
 from consilium.suites.planning import LEAVE_OUT, reference, said, without
-from consilium.suites.reading import PaperTable, Suite
+from consilium.suites.reading import STATE, PaperTable, Suite
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +35,6 @@ UNSEEN = (
     "Sites are left out in turn: a column is the score at a site nobody trained on, of models trained at the others, "
     "at the round best on the others' validation cases."
 )
-_ORDER = {"bound": 0, "elsewhere": 1, "local": 2, "federated": 3}
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,15 @@ class Entrant:
     name: str
     standings: tuple[Standing, ...]
     unseen: bool  # scored at the sites left out
+    model: str = ""  # a part of the method's model, with a line of its own; empty: the headline's
+
+    @property
+    def parts(self) -> list[Entrant]:
+        """Lines for the parts of a super model that tables show."""
+        return [replace(self, name=part_name(self.name, model), model=model) for model in self.runs[0].parts]
+
+    def about(self, run: RunView) -> Headline:
+        return replace(_about(run), model=self.model) if self.model else _about(run)
 
     @property
     def runs(self) -> list[RunView]:
@@ -59,7 +78,8 @@ class Entrant:
 
     def entry(self, seed: int, label: str) -> Entry:
         if not self.unseen:
-            return _entry(self.standings[0].runs[seed], label)
+            run = self.standings[0].runs[seed]
+            return run.entry(self.about(run).model, self.about(run).metric, label)
         found = self.cases([seed], label)
         sites = {site: statistics.fmean(cases.values()) for site, cases in found.items()}
         if not sites:
@@ -71,7 +91,7 @@ class Entrant:
         """Site → case → mean over seeds; a case of another federation is another patient, whatever its name."""
         values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for run in (standing.runs[seed] for standing in self.standings for seed in seeds):
-            data, about = str(run.study.get("data", {}).get("federation", "")), _about(run)
+            data, about = str(run.study.get("data", {}).get("federation", "")), self.about(run)
             rows = by_case(run.best_rows, about.model, about.metric, label, "test", outside=self.unseen)
             for site, cases in rows.items():
                 for case, value in cases.items():
@@ -120,7 +140,7 @@ class SuiteTable:
         return found
 
     def notes(self) -> list[str]:
-        standings = [standing for entrant in self.entrants.values() for standing in entrant.standings]
+        standings = [s for entrant in self.entrants.values() if not entrant.model for s in entrant.standings]
         unseen = any(entrant.unseen for entrant in self.entrants.values())
         notes = [UNSEEN] * unseen + [self.comparison.caption]
         if self.differences:
@@ -160,25 +180,43 @@ class SuiteTable:
 
 
 def suite_tables(suite: Suite, standings: Sequence[Standing]) -> tuple[SuiteTable, ...]:
-    """One table per label of the suite, of the rows that have a finished run."""
-    entrants = _entrants(standings)
-    left_out = tuple(standing.name for standing in standings if not standing.runs)
-    return tuple(_table(suite, entrants, left_out, label) for label in suite.heading.labels) if entrants else ()
+    """One table per label, of the rows that have a finished run; of each label one per optimiser state in the grid."""
+    found = []
+    for state, here in by_state(suite, standings):
+        entrants = _entrants(here)
+        left_out = tuple(standing.name for standing in here if not standing.runs)
+        if entrants:
+            found += [_table(suite, entrants, left_out, label, state) for label in suite.heading.labels]
+    return tuple(found)
 
 
-def _table(suite: Suite, entrants: Sequence[Entrant], left_out: tuple[str, ...], label: str) -> SuiteTable:
+def by_state(suite: Suite, standings: Sequence[Standing]) -> Iterator[tuple[str, list[Standing]]]:
+    """An optimiser state of the grid and its rows, which have tables of their own; without one: empty, and all rows.
+
+    A method that fixes its state is in all tables: the grid does not vary it there.
+    """
+    for state in suite.grid.get(STATE, ("",)):
+        yield state, [s for s in standings if not state or s.choice.row.settings.get(STATE, state) == state]
+
+
+def _table(
+    suite: Suite, entrants: Sequence[Entrant], left_out: tuple[str, ...], label: str, state: str = ""
+) -> SuiteTable:
     columns = _columns(entrants, label)
     lines: list[Line] = []
     named: dict[str, Entrant] = {}
     for entrant in entrants:
-        line = _line(entrant, label)
-        named[line.name] = entrant
-        lines += [*_elsewhere_lines(entrant, label, columns), line]
-    against = without(reference(suite), LEAVE_OUT).name
+        lines += _elsewhere_lines(entrant, label, columns)
+        for one in (*entrant.parts, entrant):
+            line = _line(one, label)
+            named[line.name] = one
+            lines.append(line)
+    against = without(without(reference(suite), LEAVE_OUT), STATE).name
     base = next((entrant for entrant in entrants if entrant.name == against), None)
     gaps = {name: difference(e, base, label) for name, e in named.items() if base and e is not base}
-    lines.sort(key=lambda line: _ORDER[line.kind])
-    comparison = Comparison(_about(entrants[0].runs[0]).metric, label, columns, tuple(lines), (), left_out, ())
+    lines.sort(key=lambda line: line.section)
+    metric = _about(entrants[0].runs[0]).metric
+    comparison = Comparison(metric, label, columns, tuple(lines), (), left_out, (), state=state)
     papers = tuple(paper for paper in suite.papers if paper.label == label and paper.about == "scores")
     found = {name: gap for name, gap in gaps.items() if gap}
     return SuiteTable(comparison, named, found, against, len(suite.heading.seeds), papers)
@@ -188,7 +226,7 @@ def _entrants(standings: Sequence[Standing]) -> list[Entrant]:
     """Rows that differ only in who is left out are one line; a line without a finished run is not there."""
     turns: dict[str, list[Standing]] = defaultdict(list)
     for standing in standings:
-        turns[without(standing.choice.row, LEAVE_OUT).name].append(standing)
+        turns[without(without(standing.choice.row, LEAVE_OUT), STATE).name].append(standing)
     found = [Entrant(name, tuple(s), LEAVE_OUT in s[0].choice.row.settings) for name, s in turns.items()]
     return [entrant for entrant in found if entrant.runs]
 
@@ -213,17 +251,25 @@ def _entry(run: RunView, label: str) -> Entry:
 
 
 def _line(entrant: Entrant, label: str) -> Line:
-    kind = entrant.runs[0].kind
+    run = entrant.runs[0]
+    kind = run.kind
     name = {"bound": f"{entrant.name} (bound)", "local": f"{entrant.name} (own site)"}.get(kind, entrant.name)
     seeds = entrant.seeds
     found = cells(entrant.entry(seed, label) for seed in seeds)
     if not seeds:  # no seed has all turns: what there is, site by site
         found = _single_turns(entrant, label)
-    return Line(name, kind, len(seeds), found)
+    return Line(
+        name,
+        "part" if entrant.model else kind,
+        len(seeds),
+        found,
+        state=run.optimizer_state,
+        fixed=run.fixes_state,
+    )
 
 
 def _single_turns(entrant: Entrant, label: str) -> dict[Column, Cell]:
-    each = [Entrant(entrant.name, (standing,), True) for standing in entrant.standings]
+    each = [replace(entrant, standings=(standing,)) for standing in entrant.standings]
     found = [cells(one.entry(seed, label) for seed in one.seeds) for one in each]
     return {column: cell for part in found for column, cell in part.items() if column.kind == "outside"}
 
@@ -236,7 +282,8 @@ def _elsewhere_lines(entrant: Entrant, label: str, columns: Sequence[Column]) ->
     title = entrant.name.replace("Local", "local", 1)
     owners = elsewhere(Group(entrant.name, "local", tuple(runs)))
     for of in [column.site for column in columns if column.site in owners]:
-        yield Line(f"{of} {title}", "elsewhere", len(runs), cells(_owned(run, label, of) for run in runs))
+        found = cells(_owned(run, label, of) for run in runs)
+        yield Line(f"{of} {title}", "elsewhere", len(runs), found, state=runs[0].optimizer_state)
 
 
 def _owned(run: RunView, label: str, of: str) -> Entry:

@@ -21,7 +21,7 @@ def test_a_table_per_site_and_one_of_means(four: list[RunView]) -> None:
     assert list(tables) == ["basel", "hk", "site mean"]
     hk = tables["hk"]
     assert hk.columns == ("disc", "cup", "mean")
-    assert [name for name, _ in hk.lines] == ["Pooled", "Local", "FedAvg", "FedSM"]
+    assert [name for name, _ in hk.lines] == ["Pooled", "Local", "FedAvg", "FedSM: its global model", "FedSM"]
     assert four[2].summary is not None
     told = four[2].summary["best"]["scores"]["global"]["dice"]
     fedavg = dict(hk.lines)["FedAvg"]

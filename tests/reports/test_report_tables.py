@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from consilium.errors import RunError
+from consilium.methods import METHODS
 from consilium.reports.page import write_page
-from consilium.reports.reading import RunView, read_run
+from consilium.reports.reading import FIXED_STATES, RunView, read_run
 from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, compare
 
 SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
@@ -25,6 +26,7 @@ def test_lines_are_those_of_the_paper(four: list[RunView]) -> None:
         ("hk local", "elsewhere"),
         ("Local (own site)", "local"),
         ("FedAvg", "federated"),
+        ("FedSM: its global model", "part"),
         ("FedSM", "federated"),
     ]
     assert [column.title for column in table.columns] == ["basel", "hk", "site mean", "pooled cases"]
@@ -74,7 +76,8 @@ def test_seeds_become_mean_and_deviation(run_folder: Callable[..., Path]) -> Non
 
 def test_other_settings_are_another_line(run_folder: Callable[..., Path]) -> None:
     runs = [read_run(run_folder("fedsm", sites=SMALL, settings={"pull": pull})) for pull in (0.7, 0.25)]
-    assert [line.name for line in compare(runs).lines] == ["FedSM (pull 0.7)", "FedSM (pull 0.25)"]
+    lines = [line.name for line in compare(runs).lines if line.kind == "federated"]
+    assert lines == ["FedSM (pull 0.7)", "FedSM (pull 0.25)"]
 
 
 def test_a_run_named_twice_counts_once(four: list[RunView]) -> None:
@@ -183,3 +186,74 @@ def test_sites_with_other_cases_are_named(run_folder: Callable[..., Path]) -> No
 def test_markdown_escapes_bars(run_folder: Callable[..., Path]) -> None:
     text = compare([read_run(run_folder("fedavg", sites={"a|b": (2, 0.8, 0.8)}))]).to_markdown()
     assert "a\\|b" in text
+
+
+# -------------------------------------------------------------------------------------------------- fair tables
+
+
+def test_a_super_models_own_global_model_stands_beside_fedavg(four: list[RunView]) -> None:
+    """What FedSM gains over FedAvg is routing and whatever else differs; its global model tells them apart."""
+    table = compare(four)
+    part = next(line for line in table.lines if line.kind == "part")
+    assert four[3].summary is not None
+    told = four[3].summary["best"]["scores"]["global"]["dice"]["mean"]
+    assert part.cells[SITE_MEAN] == Cell(told["site_mean"])
+    assert part.interval is not None and part.interval[0] < told["site_mean"] < part.interval[1]
+    assert part.name not in table.best(SITE_MEAN)
+    assert "own global model is what to hold against FedAvg" in table.caption
+    assert f"| FedSM: its global model | {part.cells[Column('site', 'basel')].value:.4f}" in table.to_markdown()
+
+
+def with_state(folder: Path, state: str) -> RunView:
+    study = folder / "study.toml"
+    study.write_text(study.read_text().replace("[local]", f'[local]\noptimizer_state = "{state}"'), encoding="utf-8")
+    return read_run(folder)
+
+
+@pytest.fixture
+def mixed(run_folder: Callable[..., Path]) -> list[RunView]:
+    """FedAvg fresh, FedSM kept, as version 0.1 had them; FedProx both ways; SCAFFOLD, which fixes it."""
+    states = [("fedavg", "fresh"), ("fedsm", "kept"), ("fedprox", "kept"), ("scaffold", "fresh")]
+    runs = [with_state(run_folder(method, sites=SMALL), state) for method, state in states]
+    return [*runs, with_state(run_folder("fedprox", sites=SMALL, settings={"mu": 0.01}), "fresh")]
+
+
+def test_no_table_mixes_optimiser_states(mixed: list[RunView], tmp_path: Path) -> None:
+    whole = compare(mixed)
+    tables = {table.state: [row[0].text for row in table.grid()[1:]] for table in whole.apart()}
+    assert whole.best(SITE_MEAN) == frozenset()
+    assert [name.partition(" (")[0] for name in tables["fresh"]] == ["FedAvg", "SCAFFOLD", "FedProx"]
+    kept = [name.partition(" (")[0] for name in tables["kept"]]
+    assert kept == ["FedSM: its global model", "FedSM", "FedProx", "SCAFFOLD †"]
+    text = whole.to_markdown()
+    assert text.count("at the round best on validation, optimiser state") == 2
+    assert "Optimisers keep their state from round to round. † fixes its optimiser's state otherwise" in text
+    assert "Optimisers start every round without a state." in text
+    assert {line["optimizer_state"] for line in whole.to_json()["lines"]} == {"kept", "fresh"}
+    write_page(mixed, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("at the round best on validation, optimiser state") == 2
+    assert "FedSM: its global model" in page
+    assert "Optimiser state fresh: Over" in page and "Optimiser state kept: Over" in page
+
+
+def test_one_state_is_one_table_and_says_which(mixed: list[RunView]) -> None:
+    (table,) = compare(mixed[:1] + mixed[3:4]).apart()
+    assert "Optimisers start every round without a state." in table.caption
+    assert "†" not in table.to_markdown()
+    assert table.best(SITE_MEAN)
+
+
+def test_methods_that_fix_the_state_are_known_to_reports() -> None:
+    assert {name: kind.optimizer_state for name, kind in METHODS.items() if kind.optimizer_state} == FIXED_STATES
+
+
+def test_a_run_of_0_1_has_the_state_it_was_trained_with(run_folder: Callable[..., Path]) -> None:
+    facts = '\n[facts]\ntask = "segmentation"\nlabels = ["disc", "cup"]\ndimensions = 2\nchannels = 3\n'
+    states = {}
+    for method in ("fedavg", "local"):
+        folder = run_folder(method, sites=SMALL)
+        study = folder / "study.toml"
+        study.write_text(study.read_text() + facts, encoding="utf-8")
+        states[method] = read_run(folder).optimizer_state
+    assert states == {"fedavg": "fresh", "local": "kept"}

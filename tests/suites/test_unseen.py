@@ -53,7 +53,7 @@ def test_the_tables_of_unseen_sites(tmp_path: Path, federation: Path) -> None:
     (table,) = result.tables
     (asked,) = result.selections
 
-    assert [line.name for line in table.comparison.lines] == ["FedAvg", "FedSM"]
+    assert [line.name for line in table.comparison.lines] == ["FedAvg", "FedSM: its global model", "FedSM"]
     assert [column.title for column in table.comparison.columns][:3] == ["ada (outside)", "bea (outside)", "site mean"]
     for line in table.comparison.lines:
         ends = {}
