@@ -56,16 +56,16 @@ def test_the_tables_of_unseen_sites(tmp_path: Path, federation: Path) -> None:
     assert [line.name for line in table.comparison.lines] == ["FedAvg", "FedSM: its global model", "FedSM"]
     assert [column.title for column in table.comparison.columns][:3] == ["ada (outside)", "bea (outside)", "site mean"]
     for line in table.comparison.lines:
-        ends = {}
-        for site, standing in zip(("ada", "bea"), table.entrants[line.name].standings, strict=True):
-            run = standing.runs[0]
-            headline = run.summary["headline"]  # type: ignore[index]
-            ends[site] = headline["outside"][site]
-            assert site not in headline["sites"]
+        ends, entrant = {}, table.entrants[line.name]
+        for site, standing in zip(("ada", "bea"), entrant.standings, strict=True):
+            about = entrant.about(standing.runs[0])
+            entry = standing.runs[0].entry(about.model, about.metric, about.label)
+            ends[site] = entry["outside"][site]
+            assert site not in entry["sites"]
             assert line.cells[Column("outside", site)].value == pytest.approx(ends[site])
         assert line.cells[SITE_MEAN].value == pytest.approx(statistics.fmean(ends.values()))
     gap = table.differences["FedSM"]
-    fedavg, fedsm = (line.cells[SITE_MEAN].value for line in table.comparison.lines)
+    fedavg, _, fedsm = (line.cells[SITE_MEAN].value for line in table.comparison.lines)
     assert gap.value == pytest.approx(fedsm - fedavg)
     assert gap.cases == 6  # three test cases at each unseen site
 
@@ -76,7 +76,7 @@ def test_the_tables_of_unseen_sites(tmp_path: Path, federation: Path) -> None:
         assert "global" not in zero.shares and zero.gammas == (0.0,)
         assert sum(zero.shares.values()) == sum(run.shares.values()) == pytest.approx(1)
         assert oracle.score.value >= max(zero.score.value, run.score.value) - 1e-9
-        cell = table.comparison.lines[1].cells[Column("outside", run.site)]
+        cell = table.comparison.lines[2].cells[Column("outside", run.site)]
         assert run.score.value == pytest.approx(cell.value, abs=1e-6)  # the sweep at the run's γ is the run
     texts = result.to_markdown()
     assert "oracle_gamma" in texts and "### Table 5: the paper's figures" in texts
