@@ -18,6 +18,7 @@ from consilium.intake import accepted, scored
 from consilium.machine import peak_memory_mb
 from consilium.messages import Envelope, Reply, RollCall, card_to_json
 from consilium.method import Best, Method, Phase, Valid, timeline
+from consilium.plugins import plugin_hashes
 from consilium.privacy.firewall import EMPTY, History, Verdict, judged
 from consilium.privacy.measuring import Update, updates_of
 from consilium.randomness import numpy_generator
@@ -168,10 +169,11 @@ class _Run:
         return seconds
 
     def _facts(self) -> dict[str, Any]:
-        """Who takes part, and with which cases: what may not change while a run is under way."""
+        """Who takes part, with which cases and whose code: what may not change while a run is under way."""
         return {
             "members": {name: card_to_json(card) for name, card in self.roster.items()},
             "sites": {name: plain(facts) for name, facts in self.roll.facts.items()},
+            "plugins": plugin_hashes(self.study.plugins),
         }
 
     def _say_hello(self, done: int) -> None:

@@ -60,7 +60,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, study: Study, runs: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
-        path = cls.path_of(study, runs)
+        """The folder of a study's first run."""
+        return cls.create_at(cls.path_of(study, runs), study, watch)
+
+    @classmethod
+    def create_at(cls, path: Path, study: Study, watch: Callable[[Event], None] | None = None) -> RunFolder:
         try:
             make_folder(path, durable=True)
             write_text(study.to_toml(), path / "study.toml", durable=True)
@@ -69,8 +73,17 @@ class RunFolder:
         return cls(path, study, watch)
 
     @staticmethod
-    def path_of(study: Study, runs: Path) -> Path:
-        return runs / f"{study.name}-s{study.plan.seed}-{study.hash}"
+    def path_of(study: Study, runs: Path, attempt: int = 1) -> Path:
+        """`<name>-s<seed>-<hash>`, and with `-2`, `-3` the runs made again after its data or plug-ins changed."""
+        return runs / f"{study.name}-s{study.plan.seed}-{study.hash}{f'-{attempt}' if attempt > 1 else ''}"
+
+    @classmethod
+    def attempts(cls, study: Study, runs: Path) -> list[Path]:
+        """The runs of a study that are there, the oldest first."""
+        found: list[Path] = []
+        while (path := cls.path_of(study, runs, len(found) + 1)).joinpath("study.toml").is_file():
+            found.append(path)
+        return found
 
     @classmethod
     def open(cls, path: Path, watch: Callable[[Event], None] | None = None) -> RunFolder:
@@ -154,18 +167,12 @@ class RunFolder:
                 os.truncate(path, sound)
 
     def check_origin(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to go on with other sites or other cases than the run began with."""
-        if not self.begun:
-            return
-        before = read_json(self.path / "origin.json")
-        for key in ("members", "sites"):
-            old, new = before.get(key, {}), json.loads(json.dumps(facts[key]))
-            for name in sorted(old.keys() | new.keys()):
-                if not same_site(old.get(name), new.get(name)):
-                    raise RunError(
-                        f"site '{name}' has other cases, labels or preprocessing than when {self.path} began; restore "
-                        "its tables, or start the study again."
-                    )
+        """Refuse to go on with other sites, cases or plug-in files than the run began with."""
+        if self.begun and (changed := differences(self.path, facts)):
+            raise RunError(
+                f"what {self.path} began with has changed: {'; '.join(changed)}. Restore it, or start the study again "
+                "with `consilium run STUDY.toml --again`."
+            )
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -463,12 +470,52 @@ def _own_study(path: Path) -> Study:
     raise RunError(f"{path} is not as the run wrote it ({fault}); restore it, or start the study again.")
 
 
+def differences(run: Path, now: Mapping[str, Any]) -> list[str]:
+    """What a run began with and is other now, in words: `sites` with their facts, `members`, `plugins` by file.
+
+    Only what both know is compared. A run of 0.1 did not note its plug-in files; a run that has not begun nothing.
+    """
+    path = run / "origin.json"
+    if not path.exists():
+        return []
+    before, now = read_json(path), json.loads(json.dumps(now))
+    found = _site_changes(before.get("sites", {}), now["sites"])
+    if not found and "members" in now:
+        found = _site_changes(before.get("members", {}), now["members"])
+    old, new = before.get("plugins"), now.get("plugins", {})
+    if old is not None:
+        changed = sorted(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
+        found += [f"the plug-in file {file} {'is another' if file in new else 'is gone'}" for file in changed]
+    return found
+
+
 def same_site(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> bool:
     """Whether a site says what it said before; a newer version may go on, and may say more."""
     if old is None or new is None:
         return old is new
-    old, new = ({"unlabelled": 0, **facts} for facts in (old, new))
-    return all(old[key] == new[key] for key in old.keys() & new.keys() - {"version", "study"})
+    return not _site_changes({"": old}, {"": json.loads(json.dumps(new))})
+
+
+def _site_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found = [f"site '{name}' is new" for name in sorted(new.keys() - old.keys())]
+    found += [f"site '{name}' is gone" for name in sorted(old.keys() - new.keys())]
+    for name in sorted(old.keys() & new.keys()):
+        before, now = ({"unlabelled": 0, **facts[name]} for facts in (old, new))
+        both = (before.keys() & now.keys()) - {"version", "study"}  # a newer version may go on, and may say more
+        keys = {key for key in both if before[key] != now[key]}
+        if keys:
+            found.append(f"site '{name}' has other {_kind_of_change(keys, before, now)}")
+    return found
+
+
+def _kind_of_change(keys: set[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if "cases" in keys:
+        return f"cases ({new['cases']}, it had {old['cases']})"
+    if "table" in keys:
+        return "cases, patients or splits in its table"
+    if "labels" in keys:
+        return f"labels ({', '.join(new['labels'])}, it had {', '.join(old['labels'])})"
+    return "images or masks" if "arrays" in keys else "cases, labels or preprocessing"
 
 
 @contextmanager
@@ -489,4 +536,4 @@ _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Allow reading and writing there, then"),
 }
 
-__all__ = ["Event", "RunFolder", "State", "disk_errors"]
+__all__ = ["Event", "RunFolder", "State", "differences", "disk_errors"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from consilium import engine
 from consilium.errors import RunError
+from consilium.inputs import place_of
 from consilium.machine import default_workers, pick_device
 from consilium.method import away_as, timeline
 from consilium.run_folder import Event, RunFolder
@@ -33,14 +34,27 @@ def run(
     workers: int | None = None,
     pool: Pool | None = None,
     watch: Watch | None = None,
+    again: bool = False,
 ) -> Result:
     """Train a study in `runs/<name>-s<seed>-<hash>`; of a finished one, return what it found.
 
     `workers`: processes the sites share, by default one per core; 0 runs all sites in this process. A `pool` given is
-    used and left open.
+    used and left open. Where data or plug-in files changed since a run, `again` makes a new one in a folder of its
+    own; without it that is refused.
     """
     pick_device(study.local.device, 0)  # refuse a device that is not there before anything is written
-    return go_on(RunFolder.create(study, Path(runs), watch), workers, pool)
+    return go_on(RunFolder.create_at(choose_place(study, Path(runs), again), study, watch), workers, pool)
+
+
+def choose_place(study: Study, runs: Path, again: bool = False) -> Path:
+    """The folder of the run that was made from the data and plug-ins that are there now, or of a new one."""
+    place = place_of(study, runs, again)
+    if place.changed:
+        raise RunError(
+            f"{place.last} was made from something else: {'; '.join(place.changed)}. Its result is not that of this "
+            "study any more: train it anew with --again (in a folder of its own), or restore what changed."
+        )
+    return place.path
 
 
 def resume(

@@ -144,6 +144,11 @@ class Study:
         return sum(-(-rounds // self.plan.score_every) for rounds in counting) + 2
 
     @property
+    def plugins(self) -> tuple[str, ...]:
+        """The classes that are not the project's own, as `package.module:Class`."""
+        return tuple(name for name in (self.method_name, self.task_fields.network) if ":" in name)
+
+    @property
     def hash(self) -> str:
         """Eight characters that differ when anything that decides the run differs."""
         tables = self.tables()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilium import __version__
-from consilium.data.cache import SiteArrays, open_site
+from consilium.data.cache import SiteArrays, open_site, table_hash
 from consilium.data.cases import Cases
 from consilium.data.preprocess import fingerprint
 from consilium.data.site_folder import Federation
@@ -267,14 +266,13 @@ def site_facts(study: Study, federation: Federation, site: SiteName) -> SiteFact
     arrays = open_arrays(study, federation, site)
     cases = Cases((arrays,), slices=bool(study.preprocess.slices))
     n, more = len(cases), len(cases.with_unlabelled()) - len(cases)
-    table = "\n".join(f"{case.name},{case.patient},{case.split}" for case in arrays.cases)
     return SiteFacts(
         n=n,
         unlabelled=more,
         labels=annotated_at(study, federation, site),
         cases=len(arrays.cases),
         scored={split: len(arrays.indices(split)) for split in SCORED},
-        table=hashlib.sha256(table.encode()).hexdigest()[:16],
+        table=table_hash(arrays.cases),
         arrays=arrays.folder.name,  # content and preprocessing, by hash
         version=__version__,
         study=study.hash,

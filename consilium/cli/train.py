@@ -33,6 +33,9 @@ def run(
         Path | None,
         typer.Option(help="A run folder: sites are away exactly where that run's sites were.", metavar="RUN"),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train in a new run folder, though there is a run of this study.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a study and print its run folder.
@@ -41,21 +44,24 @@ def run(
     """
     from consilium import simulation
     from consilium.cli.progress import Progress, kept
+    from consilium.machine import pick_device
     from consilium.run_folder import RunFolder
     from consilium.study import load_study
 
     loaded = load_study(study, changes or [])
     if attendance is not None:
         loaded = simulation.with_attendance(loaded, attendance)
-    path = RunFolder.path_of(loaded, runs)
+    pick_device(loaded.local.device, 0)  # refuse a device that is not there before anything is written
+    path = simulation.choose_place(loaded, runs, again)
     with kept(f"`consilium resume {path}`"):
         with Progress(quiet=as_json) as progress:
-            folder = RunFolder.create(loaded, runs, progress.of(path))
+            folder = RunFolder.create_at(path, loaded, progress.of(path))
             if folder.finished:
                 progress.say(f"this study is finished: {path}")
             elif folder.begun:
                 raise RunError(
-                    f"this study was begun and not finished; go on with `consilium resume {path}`, or delete it."
+                    f"this study was begun and not finished; go on with `consilium resume {path}`, or train anew with "
+                    "--again."
                 )
             result = simulation.go_on(folder, workers)
         _print(result, as_json)

@@ -17,7 +17,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -126,15 +127,38 @@ def open_site(
     annotated = site.annotated if annotated is None else tuple(annotated)
     shown = _shown(federation, annotated)
     complete = federation.labels if complete_tests else None
-    try:
-        for place in ("files", "arrays"):
-            make_folder(root / place, private=True)  # they are patients' images
+    with _usable(root):
         folder = root / "arrays" / f"{site.name}-{_key(federation, site, how, root)}"
         for _ in range(5):  # once, unless another process damages or mends the same folder meanwhile
             if (arrays := _open(folder, site, shown, annotated, complete)) is not None:
                 return arrays
             _place(folder, site, lambda partial: _build(federation, site, how, partial))
         raise OSError(f"{folder} is being changed by others all the time")
+
+
+def case_facts(
+    federation: Federation, site: SiteFolder, how: Preprocess, labels: Sequence[str], cache: Path | None = None
+) -> dict[str, Any]:
+    """What tells whether a site's cases are those of an earlier run; nothing is decoded, and no array is made."""
+    root = cache_root() if cache is None else Path(cache)
+    with _usable(root):
+        arrays = f"{site.name}-{_key(federation, site, how, root)}"
+    return {"labels": list(labels), "cases": len(site.cases), "table": table_hash(site.cases), "arrays": arrays}
+
+
+def table_hash(cases: Sequence[Case]) -> str:
+    """Of the names, patients and splits of a site's cases, in their order."""
+    table = "\n".join(f"{case.name},{case.patient},{case.split}" for case in cases)
+    return hashlib.sha256(table.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _usable(root: Path) -> Iterator[None]:
+    """The cache's folders, made if needed; what the disk refuses is said in words."""
+    try:
+        for place in ("files", "arrays"):
+            make_folder(root / place, private=True)  # they are patients' images
+        yield
     except OSError as error:
         remedy = "free space there, or set CONSILIUM_CACHE to another folder"
         raise WorkError(f"the cache {root} cannot be used ({error}); {remedy}.") from error

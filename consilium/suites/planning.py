@@ -11,9 +11,9 @@ from typing import Any
 
 from consilium.errors import StudyError
 from consilium.fields import nearest
+from consilium.inputs import place_of
 from consilium.methods import ALIASES
 from consilium.reports.grouping import NAMES
-from consilium.run_folder import RunFolder
 from consilium.scores import MEAN
 from consilium.study import Study, make_study
 from consilium.suites.drawing import federation
@@ -207,8 +207,8 @@ def check(suite: Suite) -> None:
 
 
 def folder_of(study: Study, runs: Path) -> Path:
-    """Where a study's run is or will be."""
-    return RunFolder.path_of(study, runs)
+    """Where a study's run is or will be; a run of other data or plug-in files than there are now does not count."""
+    return place_of(study, runs).path
 
 
 def finished(folder: Path) -> bool:

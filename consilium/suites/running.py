@@ -14,6 +14,7 @@ from consilium import simulation
 from consilium.errors import StudyError, UserError, WorkError
 from consilium.fields import nearest
 from consilium.files import write_json, write_text
+from consilium.inputs import place_of
 from consilium.machine import default_workers
 from consilium.methods import ALIASES
 from consilium.reports.reading import read_run
@@ -242,13 +243,16 @@ class _Session:
     def run(self, planned: Planned) -> None:
         """Run what is not finished; an exception is this run's, not the suite's."""
         study = study_of(self.suite, planned)
-        folder = folder_of(study, self.runs)
+        place = place_of(study, self.runs)
+        folder = place.path
         if folder.name in self.seen:
             return
         self.seen.add(folder.name)
         if finished(folder):
             return
         begun = (folder / "journal.jsonl").exists()
+        if place.changed:
+            self.watcher.say(f"{place.last} is not used, and trained anew in {folder}: {'; '.join(place.changed)}")
         self.watcher.say(
             f"run {len(self.seen)} of {self.total}: {planned.title}{' (going on)' if begun else ''}{self._left()}"
         )
@@ -258,7 +262,7 @@ class _Session:
             if begun:
                 simulation.resume(folder, **how)
             else:
-                simulation.run(study, self.runs, **how)
+                simulation.run(study, self.runs, again=bool(place.changed), **how)
         except Exception as error:
             known = isinstance(error, (UserError, WorkError))
             self.failed.append(

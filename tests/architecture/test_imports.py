@@ -17,7 +17,7 @@ ROOT = Path(consilium.__file__).parent
 # A module may import from its own layer and from layers below it (earlier in this list).
 LAYERS = [
     ["errors"],
-    ["machine", "children", "fields", "files", "legacy"],
+    ["machine", "children", "fields", "files", "legacy", "plugins"],
     ["randomness", "weights", "scores"],
     ["tree"],
     ["site", "data"],
@@ -29,7 +29,7 @@ LAYERS = [
     ["score_sheets", "policy"],
     ["intake", "outgoing"],
     ["worker", "run_folder", "admission"],
-    ["site_service"],
+    ["site_service", "inputs"],
     ["engine"],
     ["wires"],
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -221,3 +222,25 @@ def test_the_summary_is_on_disk(finished: Finished) -> None:
     assert (summary["method"], summary["seed"], summary["rounds"]) == ("fedsm", 0, 2)
     assert summary["headline"]["model"] == "super"
     assert summary["headline"]["sites"].keys() == {"ada", "bea", "cid"}
+
+
+def test_run_names_what_changed_and_asks_for_again(federation: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(federation, tmp_path / "own"))
+    file = write_study(tmp_path / "toy.toml", own, rounds=1)
+    command = ("run", file, "--workers", 0, "--runs", tmp_path / "runs")
+    first = call(*command, "--json").document
+    (own / "ada/labels/ada000.png").write_bytes((own / "ada/labels/ada001.png").read_bytes())
+    done = call(*command)
+    assert done.status == 2
+    assert "site 'ada' has other images or masks" in done.err and "--again" in done.err
+    assert done.out == ""
+    again = call(*command, "--again", "--json").document
+    assert again["run"] == f"{first['run']}-2"
+    assert "finished" in call(*command).err
+
+
+def test_a_device_that_is_not_there_leaves_no_folder(study: Path, tmp_path: Path) -> None:
+    done = call("run", study, "--workers", 0, "--runs", tmp_path / "runs", "--set", "local.device=nope")
+    assert done.status == 2
+    assert "device = 'nope'" in done.err
+    assert not list(tmp_path.glob("runs/*"))
