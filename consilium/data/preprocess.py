@@ -25,8 +25,11 @@ from consilium.errors import StudyError
 VERSION = 1  # raise it whenever the same settings give other numbers: old caches are then rebuilt
 MARGIN = 4  # voxels kept around the foreground
 CROPS = ("none", "foreground")
-_SINCE_0_1 = {"orientation": ""}  # keys that 0.1 did not have, with the values that say what it did
-NORMALISATIONS = ("unit", "zscore", "none")
+_SINCE_0_1: dict[str, Any] = {
+    "orientation": "",
+    "percentiles": [],
+}  # keys that 0.1 did not have, with the values that say what it did
+NORMALISATIONS = ("unit", "signed", "zscore", "none")
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,11 @@ class Preprocess:
     spacing: tuple[float, ...] = ()  # resample volumes to this, in mm; empty keeps the spacing
     crop: str = "none"  # "foreground": the bounding box of intensity above its minimum, with a margin of 4 voxels
     window: tuple[float, ...] = ()  # (low, high): clip intensities to this; empty clips nothing
+    percentiles: tuple[float, ...] = ()  # (low, high): clip each case and channel to these, such as (0.5, 99.5)
     slices: str = ""  # "axial": volumes are trained and predicted slice by slice; `size` is then (row, column)
-    normalise: str = "unit"  # "unit": 0..1 by type, window or the case's range; "zscore": per case and channel; "none"
+    # "unit": 0..1 by window, percentiles, type or the case's range; "signed": the same to -1..1;
+    # "zscore": per case and channel; "none"
+    normalise: str = "unit"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _numbers("size", self.size, whole=True))
@@ -51,6 +57,14 @@ class Preprocess:
                 raise StudyError(f"[preprocess] {key} is {list(values)}; give 2 or 3 numbers above zero.")
         if self.window and (len(self.window) != 2 or self.window[0] >= self.window[1]):
             raise StudyError(f"[preprocess] window is {list(self.window)}; give a low and a higher number.")
+        object.__setattr__(self, "percentiles", _numbers("percentiles", self.percentiles))
+        if self.percentiles and not (
+            len(self.percentiles) == 2 and 0 <= self.percentiles[0] < self.percentiles[1] <= 100
+        ):
+            told = "give a low and a higher number from 0 to 100, such as [0.5, 99.5]"
+            raise StudyError(f"[preprocess] percentiles is {list(self.percentiles)}; {told}.")
+        if self.percentiles and self.window:
+            raise StudyError("[preprocess] has both window and percentiles; clip to one of them.")
         if self.orientation not in ("", *CODES):
             told = 'give the direction of x, y and z in letters of R L, A P and S I, such as "RAS" or "LPS", or ""'
             raise StudyError(f"[preprocess] orientation is {self.orientation!r}; {told} for as stored.")
@@ -158,7 +172,8 @@ def fingerprint(how: Preprocess) -> str:
 
 def told(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without keys that 0.1 did not have and whose values say what it did: its studies keep their hashes."""
-    return {key: value for key, value in settings.items() if key not in _SINCE_0_1 or value != _SINCE_0_1[key]}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+    return {key: value for key, value in plain.items() if key not in _SINCE_0_1 or value != _SINCE_0_1[key]}
 
 
 def shape_text(shape: Sequence[float]) -> str:
@@ -204,9 +219,12 @@ def _foreground(array: NDArray[np.float32]) -> tuple[tuple[int, int], ...]:
 
 
 def _normalise(array: NDArray[np.float32], how: Preprocess, stored: np.dtype[Any]) -> NDArray[np.float32]:
-    """Clips and scales (channels, *spatial); a constant image becomes zeros, never a division by zero."""
-    if how.window:
-        array = np.clip(array, how.window[0], how.window[1])
+    """Clips and scales (channels, *spatial); a constant image becomes the lowest value, never a division by zero."""
+    clipped = how.window or how.percentiles
+    scaled_by_range = how.normalise in ("unit", "signed")
+    low, high = _range(array, how, stored) if clipped or scaled_by_range else (0.0, 0.0)
+    if clipped:
+        array = np.clip(array, low, high)
     if how.normalise == "none":
         return array
     if how.normalise == "zscore":
@@ -216,16 +234,28 @@ def _normalise(array: NDArray[np.float32], how: Preprocess, stored: np.dtype[Any
         varies = width > 1e-7 * np.abs(middle)  # below it the spread is rounding
         scaled: NDArray[np.float64] = (array - middle) * varies / np.where(varies, width, 1)
         return scaled.astype(np.float32)
-    low, high = how.window or _range(array, stored)
-    if high <= low:
-        return np.zeros_like(array)
-    return ((array.astype(np.float64) - low) / (high - low)).astype(np.float32)
+    varies = high > low
+    unit: NDArray[np.float64] = (array.astype(np.float64) - low) * varies / np.where(varies, high - low, 1)
+    return (2 * unit - 1 if how.normalise == "signed" else unit).astype(np.float32)
 
 
-def _range(array: NDArray[np.float32], stored: np.dtype[Any]) -> tuple[float, float]:
+def _range(array: NDArray[np.float32], how: Preprocess, stored: np.dtype[Any]) -> tuple[Any, Any]:
+    """What becomes 0 and 1: the window, the percentiles per channel, the type's range, or the case's own."""
+    if how.window:
+        return how.window[0], how.window[1]
+    if how.percentiles:
+        lines = array.reshape(len(array), -1)
+        shape = (len(array), *(1,) * (array.ndim - 1))
+        low, high = np.percentile(lines, how.percentiles, axis=1).astype(np.float32)
+        return low.reshape(shape), high.reshape(shape)
     if stored in (np.uint8, np.uint16):
         return 0.0, float(np.iinfo(stored).max)
     return float(array.min()), float(array.max())
+
+
+def by_type(how: Preprocess) -> bool:
+    """Whether intensities are scaled by the number type of a file, or by a case's own range."""
+    return how.normalise in ("unit", "signed") and not how.window and not how.percentiles
 
 
 def _nearest(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -143,7 +143,7 @@ def _channels(study: Study) -> dict[str, str]:
 def _data_format(study: Study, network: Portable) -> dict[str, Any]:
     shape = _shape(study, network.divisor)
     patch = bool(study.task_fields.patch)
-    unit = study.preprocess.normalise == "unit"
+    ranges: dict[str, list[int]] = {"unit": [0, 1], "signed": [-1, 1]}
     image = {
         "type": "image",
         "format": "magnitude",
@@ -151,7 +151,7 @@ def _data_format(study: Study, network: Portable) -> dict[str, Any]:
         "num_channels": study.facts.channels,
         "spatial_shape": shape,
         "dtype": "float32",
-        "value_range": [0, 1] if unit else [],
+        "value_range": ranges.get(study.preprocess.normalise, []),
         "is_patch_data": patch,
         "channel_def": {str(i): "image" for i in range(study.facts.channels)},
     }

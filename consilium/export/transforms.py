@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from consilium.data.preprocess import MARGIN, Preprocess
+from consilium.data.preprocess import MARGIN, Preprocess, by_type
 from consilium.errors import StudyError
 from consilium.study import Study
 from consilium.tasks.segmentation import Segmentation
@@ -23,12 +23,11 @@ _ABOVE_MINIMUM = "$lambda x: x > x.amin(tuple(range(1, x.ndim)), keepdim=True)"
 def preprocessing(study: Study, divisor: int) -> list[Transform]:
     """From a file to the array (channels, *spatial) that the network was trained on."""
     how, axes = study.preprocess, study.facts.dimensions
-    by_type = how.normalise == "unit" and not how.window
     backwards = [0, *range(axes, 0, -1)]
     steps = [
         _step("LoadImaged", dtype=None, image_only=True),
         _step("EnsureChannelFirstd"),
-        _step("Lambdad", func=_BY_TYPE) if by_type else _step("EnsureTyped", dtype="$torch.float32"),
+        _step("Lambdad", func=_BY_TYPE) if by_type(how) else _step("EnsureTyped", dtype="$torch.float32"),
     ]
     if how.orientation:
         # MONAI's readers give affines in RAS; to leave the letters out is deprecated
@@ -53,10 +52,20 @@ def preprocessing(study: Study, divisor: int) -> list[Transform]:
 
 def _intensities(how: Preprocess) -> list[Transform]:
     steps = []
+    ends = {"unit": (0.0, 1.0), "signed": (-1.0, 1.0)}.get(how.normalise)
     if how.window:
         low, high = how.window
-        to = (0.0, 1.0) if how.normalise == "unit" else (low, high)
+        to = ends or (low, high)
         steps.append(_step("ScaleIntensityRanged", a_min=low, a_max=high, b_min=to[0], b_max=to[1], clip=True))
+    if how.percentiles:
+        lower, upper = how.percentiles
+        to_ends: Transform = {"b_min": ends[0] if ends else None, "b_max": ends[1] if ends else None}
+        scale = _step(
+            "ScaleIntensityRangePercentilesd", lower=lower, upper=upper, clip=True, channel_wise=True, **to_ends
+        )
+        steps.append(scale if ends else _step("ClipIntensityPercentilesd", lower=lower, upper=upper, channel_wise=True))
+    if by_type(how) and how.normalise == "signed":
+        steps.append(_step("Lambdad", func="$lambda x: 2 * x - 1"))
     if how.normalise == "zscore":
         steps.append(_step("NormalizeIntensityd", channel_wise=True))
     return steps
@@ -117,7 +126,7 @@ def differences(study: Study, divisor: int) -> list[str]:
         found.append(
             "A volume whose file does not say its orientation was used as stored; MONAI takes the axes of its header."
         )
-    if how.normalise == "unit" and not how.window and (how.spacing or how.crop != "none"):
+    if by_type(how) and (how.spacing or how.crop != "none"):
         found.append(
             "Intensities of other types than 8 and 16 bits are scaled before resampling and cropping, not after."
         )

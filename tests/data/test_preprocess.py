@@ -42,6 +42,14 @@ UNITS = [
     (np.array([1, 2, 3], np.int16), Preprocess(normalise="zscore"), [-1.224745, 0, 1.224745]),
     (np.array([0.1, 0.1, 0.1], np.float32), Preprocess(normalise="zscore"), [0, 0, 0]),
     (np.array([7, 7, 7], np.int16), Preprocess(), [0, 0, 0]),
+    (np.array([0, 51, 255], np.uint8), Preprocess(normalise="signed"), [-1, -0.6, 1]),
+    (np.array([-900, 0, 300], np.int16), Preprocess(normalise="signed", window=(-100, 300)), [-1, -0.5, 1]),
+    (np.array([7, 7, 7], np.int16), Preprocess(normalise="signed"), [-1, -1, -1]),
+    (np.array([100, 200, 4095], np.uint16), Preprocess(window=(0, 4095)), [0.024420, 0.048840, 1]),
+    (np.array([0, 10, 20], np.uint16), Preprocess(percentiles=(25, 75)), [0, 0.5, 1]),
+    (np.array([0, 10, 20], np.int16), Preprocess(percentiles=(25, 75), normalise="none"), [5, 10, 15]),
+    (np.array([0, 10, 20], np.int16), Preprocess(percentiles=(0, 50), normalise="signed"), [-1, 1, 1]),
+    (np.array([7, 7, 7], np.uint8), Preprocess(percentiles=(1, 99)), [0, 0, 0]),
 ]
 
 
@@ -56,6 +64,28 @@ def test_intensities_by_hand(stored: NDArray[Any], how: Preprocess, expected: li
 def test_zscore_is_per_channel() -> None:
     array, _ = forward(picture(np.array([[[0, 2]], [[10, 30]]], np.uint8)), Preprocess(normalise="zscore"))
     assert array.tolist() == [[[-1, 1]], [[-1, 1]]]
+
+
+def test_percentiles_are_per_case_and_channel_and_do_not_know_the_type() -> None:
+    one = np.array([[[0, 5, 10]], [[100, 300, 500]]])
+    for kind in (np.uint8, np.uint16, np.int16, np.float32):
+        stored = (one if kind != np.uint8 else one // 2).astype(kind)
+        array, _ = forward(picture(stored), Preprocess(percentiles=(0, 100)))
+        assert array.tolist() == pytest.approx(np.array([[[0, 0.5, 1]], [[0, 0.5, 1]]]), abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"percentiles": (99, 1)}, "from 0 to 100"),
+        ({"percentiles": (1, 101)}, "from 0 to 100"),
+        ({"percentiles": (1,)}, "from 0 to 100"),
+        ({"percentiles": (1, 99), "window": (0, 1)}, "both window and percentiles"),
+    ],
+)
+def test_percentiles_are_checked(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(StudyError, match=words):
+        Preprocess(**fields)
 
 
 SIZES = [((50, 70), (20, 30)), ((20, 30), (50, 71)), ((64, 64), (64, 17)), ((9, 9), (9, 9))]
@@ -179,7 +209,7 @@ BAD_SETTINGS = [
     ({"window": (3, 3)}, ["window", "a higher number"]),
     ({"window": (3,)}, ["window", "a low and a higher"]),
     ({"crop": "body"}, ["crop", "'body'", "none, foreground"]),
-    ({"normalise": "max"}, ["normalise", "'max'", "unit, zscore, none"]),
+    ({"normalise": "max"}, ["normalise", "'max'", "unit, signed, zscore, none"]),
 ]
 
 

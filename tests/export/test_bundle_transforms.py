@@ -43,6 +43,12 @@ def parsed(study: Study, key: str, **changes: str) -> Any:
         ({"window": [50, 150], "normalise": "zscore"}, 1e-5),
         ({"window": [50, 150], "normalise": "none"}, 1e-4),
         ({"crop": "foreground"}, 1e-6),
+        ({"normalise": "signed"}, 1e-6),
+        ({"window": [50, 150], "normalise": "signed"}, 1e-6),
+        ({"percentiles": [2, 98]}, 1e-5),
+        ({"percentiles": [2, 98], "normalise": "signed"}, 1e-5),
+        ({"percentiles": [2, 98], "normalise": "zscore"}, 1e-5),
+        ({"percentiles": [2, 98], "normalise": "none"}, 1e-3),
         ({"size": [60, 50]}, 1e-5),  # enlarging
         ({"size": [12, 10]}, 0.05),  # shrinking: another smoothing, as the metadata say
     ],
