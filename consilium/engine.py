@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from consilium.admission import admitted, called, present
-from consilium.errors import UserError, WorkError
+from consilium.data.profile import DataProfile, joined, read_profile, scale_faults
+from consilium.errors import StudyError, UserError, WorkError
 from consilium.fields import plain
 from consilium.files import sweep_drafts
 from consilium.intake import accepted, scored
@@ -97,9 +98,13 @@ class _Run:
         self.roll = wire.roll_call()
         self.roster: Roster = self.roll.members
         folder.check_origin(self._facts())
+        self.profiles = _profiles(self.roll)
+        wrong, odd = scale_faults(self.profiles, study.preprocess) if not folder.begun else ([], [])
+        if wrong:
+            raise StudyError(wrong[0])
         self.memory_mb: dict[SiteName, float] = {}
         self._since = time.perf_counter()
-        for warning in admitted(study, self.line, self.roster):
+        for warning in (*admitted(study, self.line, self.roster), *odd):
             folder.note("warning", text=warning)
 
     def to_the_end(self) -> Mapping[str, Any]:
@@ -172,12 +177,17 @@ class _Run:
         """Who takes part, with which cases and whose code: what may not change while a run is under way."""
         return {
             "members": {name: card_to_json(card) for name, card in self.roster.items()},
-            "sites": {name: plain(facts) for name, facts in self.roll.facts.items()},
+            "sites": {
+                name: {key: value for key, value in plain(facts).items() if key != "profile"}
+                for name, facts in self.roll.facts.items()
+            },
             "plugins": plugin_hashes(self.study.plugins),
         }
 
     def _say_hello(self, done: int) -> None:
-        self.folder.write_origin(self._facts())
+        trained_on = self.folder.trained_on() or joined(self.profiles.values())  # of all that began, some may be away
+        told = {"distribution": trained_on.to_json()} if trained_on else {}
+        self.folder.write_origin({**self._facts(), **told})
         self.folder.note(
             "resume" if done else "start",
             method=self.study.method_name,
@@ -419,6 +429,14 @@ class _Run:
         drawn = {name: facts.labels for name, facts in self.roll.facts.items()}
         unknown = {name: [x for x in self.task.labels if x not in labels] for name, labels in drawn.items()}
         return {name: labels for name, labels in sorted(unknown.items()) if labels}
+
+
+def _profiles(roll: RollCall) -> dict[SiteName, DataProfile]:
+    """What the training images of every site are like, of those that train and say it."""
+    guests = {name for name, outside in roll.audience.items() if outside}
+    told = {name: facts.profile for name, facts in sorted(roll.facts.items()) if name not in guests}
+    found = {name: read_profile(plain(profile)) for name, profile in told.items() if profile is not None}
+    return {name: profile for name, profile in found.items() if profile is not None}
 
 
 def _told(verdict: Verdict | None, if_odd: str = "refused") -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from consilium import tree
+from consilium.data.profile import DataProfile
 from consilium.fields import NAME, plain
 from consilium.site import ROUNDS, Count, Label, Labels, Roster, Round, RoundIndex, SiteCard, SiteId
 from consilium.tree import Items, OneOf, Packet, Range, Table, Text, message
@@ -125,6 +126,7 @@ class SiteFacts:
     version: Annotated[str, Text(40)]  # of the package
     study: Annotated[str, Text(40)]  # the study's hash as the site reads it
     preprocessing: Annotated[str, Text(100)]
+    profile: DataProfile | None = None  # ranges over its training images; None where they stay
 
     def card(self, name: SiteName, index: int) -> SiteCard:
         """The card of the site at the other end of the connection."""

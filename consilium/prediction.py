@@ -17,8 +17,10 @@ from consilium.data.dicom import require_dicom, series_of, write_segmentation
 from consilium.data.formats import IMAGE_SUFFIXES, stack_of
 from consilium.data.images import holds_dicom, images_in, pictures_in, read_image, together, write_mask
 from consilium.data.preprocess import forward, invert
+from consilium.data.profile import DataProfile, image_facts, unlike
 from consilium.data.site_folder import inside_of
 from consilium.errors import DataError, RunError, StudyError
+from consilium.export import package
 from consilium.export.package import is_package, open_package
 from consilium.files import read_json, write_text
 from consilium.hospital import Hospital
@@ -44,6 +46,7 @@ class Prediction:
     confidence: float | None
     why: str
     chances: dict[str, float]
+    warning: str = ""  # where the image lies outside what was trained on; "" where nowhere, or nothing is known
 
     def to_json(self) -> dict[str, Any]:
         """By the names of the columns of predictions.csv."""
@@ -53,6 +56,7 @@ class Prediction:
             "model": self.model,
             "confidence": self.confidence,
             "why": self.why,
+            "warning": self.warning,
             **{f"chance:{site}": chance for site, chance in self.chances.items()},
         }
 
@@ -105,13 +109,23 @@ def open_at_hospital(hospital: Hospital, run: str | None = None) -> tuple[Study,
 
 def predict(run: Path, images: Sequence[Path], to: Path, site: str | None = None) -> list[Prediction]:
     """Predict every image (folders are searched) and write masks and predictions.csv into `to`."""
-    return predict_with(*open_predictor(run, site), images, to, site)
+    return predict_with(*open_predictor(run, site), images, to, site, trained_on(run))
+
+
+def trained_on(run: Path) -> DataProfile | None:
+    """What the training images of a run or package were like; None where it does not say."""
+    return package.trained_on(run) if is_package(run) else RunFolder.open(run).trained_on()
 
 
 def predict_with(
-    study: Study, predictor: Predictor, images: Sequence[Path], to: Path, site: str | None = None
+    study: Study,
+    predictor: Predictor,
+    images: Sequence[Path],
+    to: Path,
+    site: str | None = None,
+    trained: DataProfile | None = None,
 ) -> list[Prediction]:
-    """Predict with a model at hand."""
+    """Predict with a model at hand; `trained`: what it was trained on, so that images unlike that are named."""
     facts = study.facts
     paths = [
         p for path in _found(images, facts.dimensions) for p in pictures_in(path, facts.dimensions, facts.channels)
@@ -121,7 +135,7 @@ def predict_with(
     predictions, faults = [], []
     for path, out in zip(paths, _outputs(paths, to)):
         try:
-            predictions.append(_predict(study, predictor, path, out, site))
+            predictions.append(_predict(study, predictor, path, out, site, trained))
         except DataError as error:
             faults.append(str(error))
     if predictions:
@@ -133,7 +147,9 @@ def predict_with(
     return predictions
 
 
-def _predict(study: Study, predictor: Predictor, path: Path, out: Path, site: str | None) -> Prediction:
+def _predict(
+    study: Study, predictor: Predictor, path: Path, out: Path, site: str | None, trained: DataProfile | None
+) -> Prediction:
     picture = read_image(path, study.facts.dimensions, study.facts.channels)
     array, undo = forward(picture, study.preprocess)
     images = torch.from_numpy(array[None].copy())
@@ -158,7 +174,9 @@ def _predict(study: Study, predictor: Predictor, path: Path, out: Path, site: st
             write_segmentation(mask, path, study.facts.labels, inside, seg)
         result = str(written)
     why = f"asked for with --site {site}" if site else choice.why
-    return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances))
+    odd = unlike(image_facts(picture, array, undo), trained, study.preprocess) if trained else []
+    warning = f"unlike the training images: {'; '.join(odd)}" if odd else ""
+    return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances), warning)
 
 
 def _most_common(choices: Sequence[Choice]) -> Choice:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium import __version__, tree
+from consilium.data.profile import DataProfile, read_profile
 from consilium.errors import RunError, StudyError, WorkError, not_a_run
 from consilium.files import append_lines, make_folder, read_json, write_json, write_text
 from consilium.machine import origin
@@ -176,6 +177,11 @@ class RunFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def trained_on(self) -> DataProfile | None:
+        """What the training images were like; None of a run of 0.1, which did not note it."""
+        path = self.path / "origin.json"
+        return read_profile(read_json(path).get("distribution")) if path.exists() else None
 
     def write_origin(self, facts: Mapping[str, Any]) -> None:
         write_json({"format": FORMAT, **origin(), **facts}, self.path / "origin.json")

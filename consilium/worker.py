@@ -266,6 +266,7 @@ def site_facts(study: Study, federation: Federation, site: SiteName) -> SiteFact
     arrays = open_arrays(study, federation, site)
     cases = Cases((arrays,), slices=bool(study.preprocess.slices))
     n, more = len(cases), len(cases.with_unlabelled()) - len(cases)
+    profile = None if study.privacy.on else arrays.profile("train")  # noise does not cover it, so it stays
     return SiteFacts(
         n=n,
         unlabelled=more,
@@ -277,4 +278,5 @@ def site_facts(study: Study, federation: Federation, site: SiteName) -> SiteFact
         version=__version__,
         study=study.hash,
         preprocessing=fingerprint(study.preprocess),
+        profile=profile,
     )

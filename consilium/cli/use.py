@@ -57,6 +57,8 @@ def predict(
         return
     for prediction in predictions:
         typer.echo(f"{prediction.image}: {prediction.result}  ({prediction.model}; {prediction.why})", err=True)
+        if prediction.warning:
+            typer.echo(f"  warning: {prediction.warning}", err=True)
     typer.echo(str(to / "predictions.csv"))
 
 

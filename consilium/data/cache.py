@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +30,7 @@ from consilium.data.check import blame, examine, file_hash
 from consilium.data.formats import ImageError, stack_of
 from consilium.data.images import files_of
 from consilium.data.preprocess import Preprocess, Undo, fingerprint, forward, forward_mask
+from consilium.data.profile import DataProfile, ImageFacts, image_facts, profile_of
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError
 from consilium.fields import nearest
@@ -96,6 +97,10 @@ class SiteArrays:
         """The size of a preprocessed voxel in mm; None if the file does not say."""
         found = self._index[i].get("spacing")
         return None if found is None else tuple(found)
+
+    def profile(self, split: str) -> DataProfile | None:
+        """The ranges over the cases of a split."""
+        return profile_of([ImageFacts.from_json(self._index[i]["facts"]) for i in self.indices(split, unlabelled=True)])
 
     def undo(self, i: int) -> Undo:
         """How to go back to the picture's own grid."""
@@ -244,6 +249,8 @@ def _open(
         entries = tuple(index["cases"])
         if len(entries) != len(site.cases) or not all(_is_sound(folder / n, index["sha256"][n]) for n in ARRAYS):
             return None
+        if any("facts" not in entry for entry in entries):  # of version 0.1
+            return None
         images = _map(folder / "images.bin").view(np.float32)
         masks = _map(folder / "masks.bin")
         return SiteArrays(site.cases, folder, images, masks, entries, shown, annotated, complete)
@@ -303,6 +310,7 @@ def _build(federation: Federation, site: SiteFolder, how: Preprocess, folder: Pa
             try:
                 array, undo = forward(seen.image, how)
                 entry: dict[str, Any] = {"image": _append(images, array), "undo": undo.to_json()}
+                entry["facts"] = asdict(image_facts(seen.image, array, undo))
                 if seen.image.geometry is not None:
                     entry["spacing"] = undo.spacing(seen.image.spacing)
                 if seen.mask is not None:

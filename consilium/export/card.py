@@ -107,6 +107,7 @@ def _training(study: Study, view: RunView) -> Facts:
         "begun": min(times, default="")[:10],
         "finished": max(times, default="")[:10],
         "versions": origin.get("versions", {}),
+        "distribution": origin.get("distribution"),
         "commit": origin.get("commit", ""),
     }
 

@@ -60,7 +60,7 @@ def export_run(run: Path, to: Path, check: bool = True) -> Export:
             write_bundle(draft / model.name, study, network, model, card.own_scores(facts, model), card.about(model))
         if onnx:
             _write_onnx(draft, study, network, out.models)
-        write_package(draft / FOLDER, study, out)
+        write_package(draft / FOLDER, study, out, folder.trained_on())
         write_json(facts, draft / "model_card.json", durable=False)
         write_text(card_page.markdown(facts), draft / "model_card.md")
         gaps = _gaps(draft, study, network, out) if check else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium import __version__, tree
+from consilium.data.profile import DataProfile, read_profile
 from consilium.errors import RunError
 from consilium.export.models import Released
 from consilium.files import read_json, write_json, write_text
@@ -22,8 +23,8 @@ FOLDER = "super_model"  # inside an export
 _MARK = "package.json"
 
 
-def write_package(folder: Path, study: Study, released: Released) -> None:
-    """Everything that predicting needs; nothing of the machine or the data it was trained on."""
+def write_package(folder: Path, study: Study, released: Released, trained_on: DataProfile | None = None) -> None:
+    """Everything that predicting needs; of the data it was trained on only ranges, nothing of the machine."""
     folder.mkdir(parents=True)
     tree.save(released.message, folder / "release.safetensors")
     write_text(_anywhere(study).to_toml(), folder / "study.toml")
@@ -35,6 +36,7 @@ def write_package(folder: Path, study: Study, released: Released) -> None:
         "method": study.method_name,
         "model": released.predictor.model,
         "sites": sites,  # those with a model of their own, for --site
+        **({"distribution": trained_on.to_json()} if trained_on else {}),
         "sha256": {name: _sha256(folder / name) for name in ("release.safetensors", "study.toml")},
     }
     write_json(facts, folder / _MARK)
@@ -59,6 +61,12 @@ def open_package(folder: Path, site: str | None = None, device: str = "auto") ->
     task = study.task.on(pick_device(device, 0))
     predictor = study.method.deploy(task, None, released)
     return study, predictor.of_site(site) if site else predictor
+
+
+def trained_on(folder: Path) -> DataProfile | None:
+    """What the training images were like; None where the package does not say."""
+    folder = folder if (folder / _MARK).is_file() else folder / FOLDER
+    return read_profile(read_json(folder / _MARK).get("distribution"))
 
 
 def _check(folder: Path) -> None:

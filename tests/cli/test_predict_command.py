@@ -37,7 +37,7 @@ def test_a_file_and_a_folder(finished: Finished, federation: Path, grey: Path, t
     assert (done.status, done.out) == (0, f"{tmp_path / 'out/predictions.csv'}\n")
     rows = table(tmp_path / "out")
     assert len(rows) == 1 + 18
-    assert list(rows[0]) == ["image", "prediction", "model", "confidence", "why", *CHANCES]
+    assert list(rows[0]) == ["image", "prediction", "model", "confidence", "why", "warning", *CHANCES]
     for row in rows:
         mask = np.asarray(Image.open(row["prediction"]))
         assert mask.shape == np.asarray(Image.open(row["image"])).shape
