@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +25,7 @@ from consilium.privacy.measuring import Update, updates_of
 from consilium.randomness import numpy_generator
 from consilium.run_folder import RunFolder, disk_errors
 from consilium.score_sheets import Scorer
-from consilium.scores import Row, run_summary, summarise, with_label_mean
+from consilium.scores import ENDS, Row, run_summary, summarise, with_label_mean
 from consilium.site import Roster, Round, SiteCard, Task
 from consilium.study import Study
 from consilium.tree import Packet, flatten
@@ -36,13 +36,14 @@ class Wire(Protocol):
     """Carries packets; a site that fails or is late is a `Reply` without a packet.
 
     `train` and `score` may have sent the orders when they return; they give replies as they come, so that one is
-    checked while other sites still work. Whose a reply is, and to which order, the wire knows by itself.
+    checked while other sites still work. Whose a reply is, and to which order, the wire knows by itself. `deliver`
+    returns the sites that did not take their release.
     """
 
     def roll_call(self) -> RollCall: ...
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
-    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None: ...
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Collection[SiteName]: ...
     def close(self) -> None: ...
 
 
@@ -296,7 +297,8 @@ class _Run:
         if not self._is_due(phase, round) or (round.number, phase.name) in self.folder.scored():
             return best
         rows, missing = self._score(server, merged, round, full=False)
-        if not missing or (best is None and (phase, round) == self._last_counting):
+        complete = not any(name in self.roster for name in missing)
+        if complete or (best is None and (phase, round) == self._last_counting):
             # means over other sites do not compare, so a round that not all have scored cannot be the best
             now = Best(server, self._valid(rows, round), dict(merged))
             best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
@@ -311,25 +313,23 @@ class _Run:
         return next((phase, round) for phase, round in reversed(self.line) if phase.counts)
 
     def _score(
-        self, server: Any, merged: Mapping[SiteName, int], round: Round, full: bool
+        self, server: Any, merged: Mapping[SiteName, int], round: Round, full: bool, sites: Collection[SiteName] = ()
     ) -> tuple[list[Row], list[SiteName]]:
-        """The scores, and the members that did not answer."""
+        """The scores of all sites, or of these, and the sites that did not answer."""
         releases = {}
-        for name in self.roll.audience:
+        for name in sites or self.roll.audience:
             releases[name] = flatten(self.method.release(server, self.roster.get(name)))
         head = Envelope(self.folder.path.name, self.study.method_name, round, merged, full=full)
         answers: dict[SiteName, list[Row]] = {}
-        missing = dict.fromkeys(releases, "")
+        lost = dict.fromkeys(releases, "")
         for name, reply in self.wire.score(releases, head):
-            rows, missing[name] = (
-                (None, reply.lost) if reply.packet is None else self._scored(name, reply.packet, round)
-            )
+            rows, lost[name] = (None, reply.lost) if reply.packet is None else self._scored(name, reply.packet, round)
             if rows is not None:
                 answers[name] = rows
-        for name in (name for name in missing if name not in answers):
-            self.folder.note("unscored", round=round.number, phase=round.phase, site=name, why=missing[name])
-        rows = [row for name in sorted(answers) for row in answers[name]]
-        return rows, [name for name in missing if name not in answers and not self.roll.audience[name]]
+        missing = [name for name in releases if name not in answers]
+        for name in missing:
+            self.folder.note("unscored", round=round.number, phase=round.phase, site=name, why=lost[name])
+        return [row for name in sorted(answers) for row in answers[name]], missing
 
     def _scored(self, name: SiteName, packet: Packet, round: Round) -> tuple[list[Row] | None, str]:
         """A site's scores, if all of them can be true: who it is, and of which round they are, only we say."""
@@ -337,9 +337,12 @@ class _Run:
         cases = self.roll.facts[name].scored
         return scored(packet, Scorer(name, self.roll.audience[name], cases, names, labels), round)
 
-    def _seal(self, rows: list[Row], round: int, phase: str) -> None:
-        """Scores count once their event is in the journal."""
+    def _seal(
+        self, rows: list[Row], round: int, phase: str, missing: Sequence[SiteName] = (), before: Sequence[Row] = ()
+    ) -> None:
+        """Scores count once their event is in the journal; `before` are those of the same state that it has already."""
         self.folder.add_scores(rows)
+        rows = [*before, *rows]
         model, metric = self.method.headline, self.task.headline
         if rows and not any(row.model == model for row in rows):  # a phase before the method's own model is there
             model = rows[0].model
@@ -347,6 +350,8 @@ class _Run:
         for split in ("valid", "test"):
             entry = summarise(with_label_mean(rows), split).get(model, {}).get(metric, {}).get("mean", {})
             facts[split] = {"site_mean": entry.get("site_mean"), "sites": entry.get("sites", {})}
+        if phase in ENDS:
+            facts["unscored"] = sorted(missing)
         self.folder.note("score", round=round, phase=phase, model=model, metric=metric, rows=len(rows), **facts)
 
     def _valid(self, rows: list[Row], round: Round) -> dict[str, Valid]:
@@ -372,26 +377,43 @@ class _Run:
         best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
         last = self.folder.last(self.method)
         for name, state, number in (("best", best, best_round), ("last", last, last_round)):
-            if (number, name) not in self.folder.scored():
-                self._seal(self._final_rows(name, state, replace(final, index=number - 1, before=0)), number, name)
-        self.wire.deliver(
+            self._score_end(name, state, replace(final, index=number - 1, before=0, phase=name))
+        undelivered = self.wire.deliver(
             {name: flatten(self.method.release(best.server, card)) for name, card in self._recipients().items()},
             Envelope(self.folder.path.name, self.study.method_name, final, best.merged),
         )
-        summary = self._summary(best, best_round, last_round)
+        summary = {**self._summary(best, best_round, last_round), **self._lacking(undelivered)}
         self.folder.finish(self.method, summary)
         self.folder.note("finish", seconds=summary["seconds"])
         return summary
 
-    def _final_rows(self, name: str, state: Best, round: Round) -> list[Row]:
-        """All scores of the best or the last state; one that is both is scored once."""
-        if name == "last" and self.folder.best_is_last():
-            rows = [row for row in self.folder.rows() if row.phase == "best"]
-            return [replace(row, phase=name, round=round.number) for row in rows]
-        return self._score(state.server, state.merged, replace(round, phase=name), full=True)[0]
+    def _score_end(self, name: str, state: Best, round: Round) -> None:
+        """All scores of the best or the last state; of a run that ended without some sites, theirs."""
+        sites: Sequence[SiteName] = ()
+        before: list[Row] = []
+        if (round.number, name) in self.folder.scored():
+            sites = self.folder.unscored().get(name, ())
+            if not sites:
+                return
+            before = [row for row in self.folder.rows() if row.phase == name]
+        if name == "last" and self.folder.best_is_last():  # a state that is both is scored once
+            scored = [row for row in self.folder.rows() if row.phase == "best" and (row.site in sites or not sites)]
+            rows = [replace(row, phase=name, round=round.number) for row in scored]
+            missing = self.folder.unscored().get("best", ())
+        else:
+            rows, missing = self._score(state.server, state.merged, round, full=True, sites=sites)
+        if set(missing) != set(sites) or not before:
+            self._seal(rows, round.number, name, missing, before)
+
+    def _lacking(self, undelivered: Collection[SiteName]) -> dict[str, list[SiteName]]:
+        """Sites without which a run ends; a later `resume` asks them again."""
+        unscored = sorted({site for sites in self.folder.unscored().values() for site in sites})
+        return {key: sites for key, sites in (("unscored", unscored), ("undelivered", sorted(undelivered))) if sites}
 
     def _recipients(self) -> dict[SiteName, SiteCard | None]:
-        return {name: self.roster.get(name) for name in self.roll.audience}
+        """Every site; of a run that ended before, those that have no release yet."""
+        names = self.folder.summary().get("undelivered", ()) if self.folder.finished else self.roll.audience
+        return {name: self.roster.get(name) for name in names}
 
     def _summary(self, best: Best, best_round: int, last_round: int) -> Mapping[str, Any]:
         rows = self.folder.rows()

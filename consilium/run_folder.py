@@ -24,7 +24,7 @@ from consilium.files import append_lines, make_folder, read_json, write_json, wr
 from consilium.machine import origin
 from consilium.method import Best, Method, Valid
 from consilium.privacy.past import EMPTY, History, OldHistory, append_entries, read_entries
-from consilium.scores import COLUMNS, Row, read_rows, write_rows
+from consilium.scores import COLUMNS, Row, read_rows, unscored, write_rows
 from consilium.site import Round
 from consilium.store import DamagedError, Store, names_in, read_document, say_once, write_document
 from consilium.study import Study, load_study
@@ -100,6 +100,14 @@ class RunFolder:
             return (self.path / "summary.json").exists() and bool(read_json(self.path / "summary.json"))
         except RunError:  # a damaged summary is written again
             return False
+
+    @property
+    def lacking(self) -> list[SiteName]:
+        """Sites without whose scores or release a run ended; `resume` asks them again."""
+        if not self.finished:
+            return []
+        summary = self.summary()
+        return sorted({*summary.get("unscored", ()), *summary.get("undelivered", ())})
 
     @property
     def begun(self) -> bool:
@@ -362,14 +370,23 @@ class RunFolder:
             self._scored = {_place(event) for event in self.events() if event["event"] == "score"}
         return self._scored
 
+    def unscored(self) -> dict[str, list[SiteName]]:
+        """By final state: the sites whose scores of it are missing."""
+        return unscored(self.events())
+
     def mend_scores(self) -> None:
         """Drop scores of a round that a crash interrupted; they are taken again."""
         path = self.path / "scores.csv"
         if not path.exists() and not self.scored():
             return
         expected = {(e["round"], e["phase"]): e["rows"] for e in self.events() if e["event"] == "score"}
-        kept = [row for row in read_rows(path) if (row.round, row.phase) in expected]
-        found = Counter((row.round, row.phase) for row in kept)
+        found: Counter[tuple[int, str]] = Counter()
+        kept = []
+        for row in read_rows(path):
+            place = row.round, row.phase
+            if found[place] < expected.get(place, 0):  # more are of a site that was scored later, and not sealed
+                kept.append(row)
+                found[place] += 1
         for place, number in expected.items():
             if found[place] != number:
                 raise RunError(f"{path} has lost scores of round {place[0]}; restore it, or start the study again.")

@@ -308,6 +308,25 @@ def _wilcoxon(gaps: Sequence[float]) -> float:
     return float(wilcoxon(gaps).pvalue)
 
 
+# who did not score
+
+
+ENDS = ("best", "last")  # the two states that are scored in full when a run ends
+
+
+def unscored(events: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """By state of `ENDS`: the sites whose scores of it a journal lacks; empty where all are there."""
+    found: dict[str, list[str]] = {}
+    waiting: dict[str, set[str]] = defaultdict(set)
+    for event in events:
+        phase = str(event.get("phase", ""))
+        if event["event"] == "unscored":
+            waiting[phase].add(str(event["site"]))
+        elif event["event"] == "score" and phase in ENDS:
+            found[phase] = list(event.get("unscored", sorted(waiting.pop(phase, ()))))  # older journals have no list
+    return {phase: sites for phase, sites in found.items() if sites}
+
+
 # the summary of a run
 
 

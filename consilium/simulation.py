@@ -65,7 +65,8 @@ def resume(
 
 
 def go_on(folder: RunFolder, workers: int | None = None, pool: Pool | None = None) -> Result:
-    if folder.finished:
+    deployed = not folder.study.data.federation  # its sites are asked by `consilium federation resume`
+    if folder.finished and (deployed or not folder.lacking):
         return Result(folder.path, folder.summary())
     pick_device(folder.study.local.device, 0)  # the machine may be another than before
     if pool is not None:

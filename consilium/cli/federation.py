@@ -234,6 +234,8 @@ def _follow(office: Any, job: str) -> None:
     outcome = office.outcome(job)
     if outcome["state"] != "finished":
         raise WorkError(str(outcome["said"]))
+    if outcome["said"]:
+        typer.echo(f"note: {outcome['said']}", err=True)
 
 
 def add_to(main: typer.Typer) -> None:

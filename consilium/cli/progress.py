@@ -93,6 +93,8 @@ class _Board:
         if what == "privacy":
             told = f"ε {event['epsilon']:.3g} at δ {event['delta']:.3g} over {event['rounds']} rounds"
             return f"note: differential privacy of every site's training cases: {told}"
+        if what == "unscored" and event["phase"] in ("best", "last"):
+            return f"note: {event['site']} did not score the {event['phase']} state; `resume` asks it again"
         odd = event.get("firewall", {}).get("verdict") == "odd"
         if odd and event["loss"] is not None:
             facts["losses"][event["site"]] = event["loss"]

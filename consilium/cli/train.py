@@ -118,6 +118,12 @@ def _print(result: Any, as_json: bool) -> None:
             f"site mean {head['site_mean']:.4f} (best round on validation: {result.summary['best']['round']})",
             err=True,
         )
+    if missing := [*result.summary.get("unscored", ()), *result.summary.get("undelivered", ())]:
+        typer.echo(
+            f"note: the run ended without {', '.join(sorted(set(missing)))}: their last scores or their release are "
+            "missing, and means are over the others; `consilium federation resume JOB` asks them again.",
+            err=True,
+        )
     typer.echo(str(result.folder))
 
 

@@ -166,6 +166,17 @@ def _journal(topic: str, asked: Mapping[str, Any], fl_ctx: FLContext, folder: Ru
     return {"run": folder.path.name, "events": events[int((asked or {}).get("after", 0)) :]}
 
 
+def _lacking(folder: RunFolder, job: str) -> str:
+    """What a finished run lacks, in a sentence; empty if nothing."""
+    sites = ", ".join(folder.lacking)
+    if not sites:
+        return ""
+    return (
+        f"the run ended without the last scores of {sites}, or without delivering the model there; when they are "
+        f"connected, `consilium federation resume {job}` asks them again."
+    )
+
+
 def _hand_out(folder: RunFolder, to: Path, outcome: Mapping[str, Any]) -> None:
     """Put the run where NVIDIA FLARE looks for a job's results; files are linked, not copied."""
     to.mkdir(parents=True, exist_ok=True)
@@ -201,10 +212,10 @@ class ServerJob(Controller):  # type: ignore[misc]
         outcome: dict[str, Any] = {"job": job, "run": folder.path.name, "state": "running", "said": ""}
         write_json(outcome, outcome_path(kit, job))
         try:
-            if not folder.finished:
+            if not folder.finished or folder.lacking:
                 line = _Line(fl_ctx, kit, abort_signal, folder.path / "spool")
                 engine.run(study, FlareWire(study, folder, line), folder)
-            outcome |= {"state": "finished"}
+            outcome |= {"state": "finished", "said": _lacking(folder, job)}
         except GoOn as back:
             folder.note("going on", said=f"{back} came back; the run goes on as a new job")
             again_mark(kit, job).touch()

@@ -63,6 +63,7 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "title": title or f"Federated training across {_number(len(sites))} sites",
         "lead": _lead(comparison) if comparison else "No run is finished yet; this page shows how far they are.",
         "unfinished": [run.name for run in runs if not run.summary],
+        "unscored": [(run.name, ", ".join(run.unscored)) for run in runs if run.unscored],
         "comparison": comparison,
         "bounded": any(group.kind == "bound" and group.runs[0].summary for group in every),
         "gap": drawings.gap(comparison, tints) if comparison else None,

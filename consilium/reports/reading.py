@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from consilium.errors import RunError, not_a_run
 from consilium.legacy import current_study
-from consilium.scores import MEAN, Entry, Row, read_rows, summarise, with_label_mean
+from consilium.scores import MEAN, Entry, Row, read_rows, summarise, unscored, with_label_mean
 
 Kind = Literal["bound", "local", "federated"]
 
@@ -134,6 +134,13 @@ class RunView:
         marked = [row for row in self.rows if row.phase == "best"]
         round_ = self.summary["best"]["round"]
         return with_label_mean(marked or [row for row in self.rows if row.round == round_ and row.phase != "last"])
+
+    @cached_property
+    def unscored(self) -> tuple[str, ...]:
+        """Sites whose scores of the best or the last state are missing from a finished run."""
+        if not self.summary:
+            return ()
+        return tuple(sorted({site for sites in unscored(self.events).values() for site in sites}))
 
     def entry(self, model: str, metric: str, label: str) -> Entry:
         """Test scores of the best round from the summary; empty if there are none."""

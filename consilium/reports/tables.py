@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from consilium.errors import RunError
@@ -88,6 +88,7 @@ class Comparison:
     unfinished: tuple[str, ...]  # names of runs left out
     rows: tuple[dict[str, Any], ...]  # one per run, for JSON
     unlike: tuple[str, ...] = ()  # sites that did not have the same cases in all runs
+    unscored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # run → sites that were away at its end
     state: str = ""  # of the optimisers, where runs of both are shown in tables of their own
 
     @property
@@ -153,7 +154,9 @@ class Comparison:
             }
             for line in self.lines
         ]
-        left_out = {"unfinished": list(self.unfinished), "unlike": list(self.unlike)}
+        left_out: dict[str, Any] = {"unfinished": list(self.unfinished), "unlike": list(self.unlike)}
+        if self.unscored:
+            left_out["unscored"] = {name: list(sites) for name, sites in self.unscored.items()}
         return {"rows": list(self.rows), "lines": lines, **left_out}
 
     @property
@@ -181,6 +184,8 @@ class Comparison:
             parts.append("The runs do not have the same sites: their means cannot be compared.")
         if self.unlike:
             parts.append(f"Not the same cases in all runs, and so not to be compared: {', '.join(self.unlike)}.")
+        for name, sites in self.unscored.items():
+            parts.append(f"{name} has no final scores of {', '.join(sites)}: its means are over the other sites.")
         if self.unfinished:
             parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
         return " ".join(parts)
@@ -242,6 +247,7 @@ def compare(runs: Sequence[RunView]) -> Comparison:
         unfinished=tuple(run.name for run in once(runs) if not run.summary),
         rows=tuple(_row(run, finished[0]) for run in finished),
         unlike=_unlike(finished),
+        unscored={run.name: run.unscored for run in finished if run.unscored},
     )
 
 

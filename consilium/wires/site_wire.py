@@ -113,10 +113,13 @@ class SiteWire(ABC):
         lost = "" if answer.packet is not None else answer.said or "its answer is empty"
         return Reply(answer.packet, answer.head.seconds, lost, answer.head.memory_mb, answer.sent)
 
-    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> list[SiteName]:
+        missing = []
         for name, answer in self.exchange("deliver", releases, head):
             if answer.head.error:
                 self.lost("deliver", name, answer)
+                missing.append(name)
+        return missing
 
     # ------------------------------------------------------------------------------------ cards
 
