@@ -117,8 +117,9 @@ class Desk:
             if value is not None:
                 yield Score(model, split, f"{split} case", WHOLE, "blob", "dice", value)
 
-    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> None:
+    def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> tuple[SiteName, ...]:
         self.delivered = {name: unflatten(packet, Counting.Release) for name, packet in releases.items()}
+        return ()
 
     def close(self) -> None:
         self.closed += 1
