@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -40,6 +40,8 @@ class Wire(Protocol):
     returns the sites that did not take their release.
     """
 
+    closes_early: bool  # whether a round may end before all have answered: where sites are machines of their own
+
     def roll_call(self) -> RollCall: ...
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
     def score(self, releases: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]: ...
@@ -65,6 +67,7 @@ class Collected(NamedTuple):
     replies: Mapping[SiteName, Any]  # those to merge
     history: History
     events: Sequence[Event]  # noted when the round is written
+    forgot: Sequence[SiteName] = ()  # sites that lost their memory and go on as new ones
 
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
@@ -98,7 +101,7 @@ class _Run:
         study.check_size()
         self.roll = wire.roll_call()
         self.roster: Roster = self.roll.members
-        folder.check_origin(self._facts())
+        folder.check_origin(self._facts(), self.roll.rejoined)
         self.profiles = _profiles(self.roll)
         wrong, odd = scale_faults(self.profiles, study.preprocess) if not folder.begun else ([], [])
         if wrong:
@@ -113,6 +116,7 @@ class _Run:
         best = self.folder.best(self.method)
         server: Any = state.server if state else self.method.start(self.task, self.roster)
         merged: dict[SiteName, int] = dict(state.merged) if state else {}
+        merged |= dict.fromkeys(self.roll.rejoined, -1)
         done = state.done if state else 0
         history = state.history if state else EMPTY
         ended = self.folder.last(self.method).merged if done > self._last_counting[1].index else {}
@@ -131,9 +135,10 @@ class _Run:
             finally:
                 if write is not None:
                     server = write()  # the round before, while the sites train this one
-            replies, history, events = self._collect(sent, server, phase, round, history)
+            replies, history, events, forgot = self._collect(sent, server, phase, round, history)
             server = self.method.merge(server, replies, round)
             merged.update(dict.fromkeys(replies, round.index))
+            merged.update(dict.fromkeys(forgot, -1))
             if (phase, round) == self._last_counting:
                 ended = dict(merged)  # its scores are taken at the end, with the memories that go with it
             write = partial(self._commit, phase, round, server, dict(merged), history, events)
@@ -199,6 +204,8 @@ class _Run:
         )
         for name, why in sorted(self.roll.left_out.items()):
             self.folder.note("left out", site=name, why=why)
+        for name, why in sorted(self.roll.rejoined.items()):
+            self.folder.note("rejoined", site=name, why=why)
         if self.study.privacy.on and not done:
             self.folder.note("privacy", **self._privacy())
 
@@ -233,15 +240,27 @@ class _Run:
         events: list[Event] = [("away", {**place, "site": name}) for name in absent]
         came: dict[SiteName, tuple[Reply, Any | None, str]] = {}
         updates: dict[SiteName, Mapping[str, Update]] = {}
+        good = 0
+        enough = self.study.plan.quorum_of(len(sent.sizes)) if self.wire.closes_early else len(sent.sizes)
         for name, reply in sent.replies:
             uplink, why = self._accepted(name, reply, sent.head)
             came[name] = reply, uplink, why
             if uplink is not None and self.study.plan.firewall.mode != "off":
                 order = self.method.send(server, self.roster[name], round)
                 updates[name] = updates_of(uplink, self.method.started_from(server, self.roster[name], order))
+            good += uplink is not None
+            if good >= enough and len(came) < len(sent.sizes):
+                break
+        if isinstance(sent.replies, Generator):
+            sent.replies.close()  # the others need not hurry
+        for name in sent.sizes:
+            if name not in came:
+                said = f"the round closed with {good} of {len(sent.sizes)} sites, a quorum"
+                came[name] = Reply(None, lost=said), None, said
         by_name = {name: updates[name] for name in sorted(updates)}  # whoever answers first
         verdicts, history = judged(self.study.plan.firewall, history, by_name, self.roster, phase.name)
         replies: dict[SiteName, Any] = {}
+        forgot: list[SiteName] = []
         lost = ""
         for name, (reply, uplink, lost_here) in sorted(came.items()):
             facts = {**place, "site": name}
@@ -250,6 +269,9 @@ class _Run:
             odd = verdict.why if verdict and self.study.plan.firewall.mode == "refuse" else ""
             if uplink is None or odd:
                 lost = odd or lost_here
+                if reply.error == "memory" and self.study.plan.rejoin:
+                    forgot.append(name)
+                    events.append(("rejoined", {**facts, "why": lost}))
                 events.append(("lost" if reply.packet is None else "refused", {**facts, "why": lost, **_told(verdict)}))
                 continue
             replies[name] = uplink
@@ -272,7 +294,7 @@ class _Run:
                 f"{self.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "
                 f"saved; when the sites are back, `consilium resume {self.folder.path}`."
             )
-        return Collected(replies, history, events)
+        return Collected(replies, history, events, forgot)
 
     def _asked(self, phase: Phase, round: Round) -> list[SiteName]:
         """The sites of this round: all but those away, or a seeded draw of them."""

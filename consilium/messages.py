@@ -42,6 +42,10 @@ REASONS = {
     "size": "its answer is larger than this method's update",
     "late": "no answer by the deadline",
     "gone": "its process has ended",
+    "silent": "it showed no sign of life",
+    "resting": "it missed two rounds and has not said that it is back",
+    "changed": "it is not the site that the run began with",
+    "opening": "its settings or its key cannot be used",
     "away": "it is not connected",
     "failed": "training failed there",
 }
@@ -78,6 +82,7 @@ class Request:
     wanted: Annotated[tuple[RoundIndex, ...], Items(8)] = ()  # memories asked for again
     full: bool = False  # when scoring: all scores, and models of other sites too
     roster: Annotated[str, Text(1 << 24)] = ""  # `Members` as text: the same for every request, so parsed once
+    header: Annotated[str, Text(1 << 24)] = ""  # the order's own, where its tensors are in a file for several
     # the order's tensors by path, and a name of each one's content: what the site holds already is not sent
     tensors: Annotated[Mapping[Annotated[str, Text(1000)], Digest], Items(1 << 20)] = field(default_factory=dict)
 
@@ -127,6 +132,7 @@ class SiteFacts:
     study: Annotated[str, Text(40)]  # the study's hash as the site reads it
     preprocessing: Annotated[str, Text(100)]
     profile: DataProfile | None = None  # ranges over its training images; None where they stay
+    key: Annotated[str, Text(100)] = ""  # a hash of the site's key: a new one says that its memory folder is new
 
     def card(self, name: SiteName, index: int) -> SiteCard:
         """The card of the site at the other end of the connection."""
@@ -177,6 +183,7 @@ class Reply:
     lost: str = ""  # why the packet is missing
     memory_mb: float = 0.0  # the answering process's peak
     sent: int | None = None  # bytes of the order that travelled, where the site held some of it already
+    error: str = ""  # the word of `REASONS`, if the site said one
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,7 @@ class RollCall:
     audience: Mapping[SiteName, bool]  # every site that scores, and whether it is outside the federation
     facts: Mapping[SiteName, SiteFacts]
     left_out: Mapping[SiteName, str] = field(default_factory=dict)  # sites whose cards cannot be believed, and why
+    rejoined: Mapping[SiteName, str] = field(default_factory=dict)  # sites that go on without their memory, and why
 
 
 def card_to_json(card: SiteCard) -> dict[str, Any]:

@@ -53,9 +53,9 @@ def hide_names(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
     """Put an alias in place of every case's name, and of every hash of names or pixels."""
     alias = site.policy.alias
     if isinstance(out.content, SiteFacts):
-        return replace(
-            out, content=replace(out.content, table=alias(out.content.table), arrays=alias(out.content.arrays))
-        )
+        facts = out.content
+        hidden = replace(facts, table=alias(facts.table), arrays=alias(facts.arrays), key=alias("(key)"))
+        return replace(out, content=hidden)
     if isinstance(out.content, ScoreSheet):
         return replace(out, content=replace(out.content, cases=tuple(map(alias, out.content.cases))))
     return out

@@ -11,7 +11,7 @@ import os
 import shutil
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -175,9 +175,17 @@ class RunFolder:
             if sound < len(text):
                 os.truncate(path, sound)
 
-    def check_origin(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to go on with other sites, cases or plug-in files than the run began with."""
-        if self.begun and (changed := differences(self.path, facts)):
+    def check_origin(self, facts: Mapping[str, Any], new: Collection[SiteName] = ()) -> None:
+        """Refuse to go on with other sites, cases or plug-in files than the run began with; `new` sites may differ."""
+        if not self.begun:
+            return
+        before = read_json(self.path / "origin.json") if new else {}
+        kept = {
+            key: {**facts[key], **{name: before[key][name] for name in new if name in before[key]}}
+            for key in ("members", "sites")
+            if new
+        }
+        if changed := differences(self.path, {**facts, **kept}):
             raise RunError(
                 f"what {self.path} began with has changed: {'; '.join(changed)}. Restore it, or start the study again "
                 "with `consilium run STUDY.toml --again`."

@@ -87,6 +87,10 @@ def with_attendance(study: Study, other: Path) -> Study:
     merged: dict[int | str, set[str]] = {}
     members: set[str] = set()
     for event in folder.events():
+        if event["event"] == "rejoined":
+            raise RunError(
+                f"{other} cannot be repeated: site '{event['site']}' lost its memory there and went on without it."
+            )
         if event["event"] in ("start", "resume"):
             members |= set(event["sites"])
         if event["event"] in ("train", "lost", "refused", "away"):
@@ -95,4 +99,5 @@ def with_attendance(study: Study, other: Path) -> Study:
     if not merged:
         raise RunError(f"{other} has no finished round, so there is no attendance to repeat.")
     away = {name: tuple(r for r in merged if name not in merged[r]) for name in sorted(members)}
-    return with_plan(study, away={name: rounds for name, rounds in away.items() if rounds}, sites_per_round=0)
+    missing = {name: rounds for name, rounds in away.items() if rounds}
+    return with_plan(study, away=missing, sites_per_round=0, wait="all")

@@ -95,6 +95,8 @@ class SiteService:
             self._check_round(request.round, opened.study)
         policy.before(request, opened.study)
         packet = order()
+        if request.header:
+            packet = packet._replace(header=request.header)
         refuse_not_finite(packet, f"an order to {request.do}")  # no clip is small enough for what is not a number
         worker = self._open_worker(request, opened, policy)
         if request.do == "train":

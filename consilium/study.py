@@ -49,6 +49,11 @@ class Plan:
     min_sites: int = 1
     max_cases: int = 1_000_000  # training cases a site may say it has: they are its share of an average
     deadline: float = 3600.0  # seconds per round, in a real federation
+    # the next four are for a real federation too; a simulation waits for all
+    wait: str = "all"  # or "quorum": a round closes as soon as a quorum has answered
+    quorum: float = 0.5  # below 1 a share of the sites that were asked, else their number
+    silence: float = 120.0  # seconds without a sign of life after which a site counts as gone
+    rejoin: bool = False  # a site that lost its key or its memory may go on as a new one
     keep_rounds: str = "last-two"  # or "all"
     firewall: Firewall = field(default_factory=Firewall)  # what becomes of odd updates; its mode alone will do
 
@@ -63,8 +68,13 @@ class Plan:
         ):
             if getattr(self, name) < low:
                 raise StudyError(f"[study] {name} = {getattr(self, name)}: it must be at least {low}.")
-        if not 0 < self.deadline < math.inf:
-            raise StudyError(f"[study] deadline = {self.deadline}: it must be positive, in seconds.")
+        for name in ("deadline", "silence"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise StudyError(f"[study] {name} = {getattr(self, name)}: it must be positive, in seconds.")
+        if self.wait not in ("all", "quorum"):
+            raise StudyError(f"[study] wait = {self.wait!r}: it must be one of all, quorum.")
+        if not (0 < self.quorum < 1 or (self.quorum >= 1 and float(self.quorum).is_integer())):
+            raise StudyError(f"[study] quorum = {self.quorum}: it must be a share below 1, or a number of sites.")
         if self.keep_rounds not in ("last-two", "all"):
             raise StudyError(f"[study] keep_rounds = {self.keep_rounds!r}: it must be one of last-two, all.")
         if self.name and not re.fullmatch(NAME, self.name):
@@ -78,8 +88,16 @@ class Plan:
         if both:
             raise StudyError(f"[study] '{min(both)}' is in both sites and leave_out; choose one.")
 
+    def quorum_of(self, asked: int) -> int:
+        """How many of so many sites close a round."""
+        if self.wait == "all":
+            return asked
+        number = math.ceil(self.quorum * asked) if self.quorum < 1 else int(self.quorum)
+        return min(asked, max(number, self.min_sites))
 
-_LATER = {"max_cases": Plan.max_cases}  # keys that came later: at their defaults, older runs keep their hash
+
+# keys that came later: at their defaults, older runs keep their hash
+_LATER = {name: getattr(Plan, name) for name in ("max_cases", "wait", "quorum", "silence", "rejoin")}
 
 
 @dataclass(frozen=True)

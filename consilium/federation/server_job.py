@@ -24,7 +24,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from consilium import engine, tree
-from consilium.errors import UserError, WorkError
+from consilium.errors import RunError, UserError, WorkError
 from consilium.federation.job_files import STUDY
 from consilium.federation.named_code import allowed_code, read_submitted
 from consilium.federation.parts import confirmed, cut, follows, is_part
@@ -33,9 +33,22 @@ from consilium.files import make_folder, write_json
 from consilium.messages import Request
 from consilium.run_folder import RunFolder
 from consilium.weights import SiteName
-from consilium.wires.flare import ANSWER, ORDER, Answer, Body, FlareWire, GoOn, Ordered, mapped, patience, read_answer
+from consilium.wires.flare import (
+    ANSWER,
+    ORDER,
+    ROLL_CALL,
+    Answer,
+    Body,
+    FlareWire,
+    GoOn,
+    Ordered,
+    mapped,
+    patience,
+    read_answer,
+)
 
 KNOCK = 2.0  # seconds before a site is asked again whether its process is up
+BEAT = 5.0  # seconds between two questions whether a site that works is still there
 
 
 @dataclass
@@ -46,6 +59,7 @@ class _Order:
     room: int
     path: Path
     done: threading.Event = field(default_factory=threading.Event)
+    given_up: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)  # a part may come twice at the same time
     answer: Answer = field(default_factory=lambda: Answer.of("late"))
     failure: OSError | None = None
@@ -58,15 +72,17 @@ class _Line:
     repeats until they are confirmed. So a break of the network shorter than the deadline loses nothing.
     """
 
-    def __init__(self, fl_ctx: FLContext, kit: Path, abort: Signal, spool: Path) -> None:
+    def __init__(self, fl_ctx: FLContext, kit: Path, abort: Signal, spool: Path, silence: float) -> None:
+        """`silence`: seconds without a sign of life after which a site counts as gone."""
         self._engine = fl_ctx.get_engine()
-        self._abort, self._spool = abort, spool
+        self._abort, self._spool, self._silence = abort, spool, silence
         self._returned = returned_folder(kit, fl_ctx.get_job_id())
         self._orders: dict[str, _Order] = {}
         self._answered: deque[str] = deque(maxlen=1024)  # whose confirmation may have been lost
         self._up: set[SiteName] = set()
         self._silent: set[SiteName] = set()  # did not answer the last time
         self._dropped: list[tuple[SiteName, str]] = []
+        self._heard: set[SiteName] = set()
         self._engine.register_aux_message_handler(ANSWER, self._receive)
 
     def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> Answer:
@@ -78,9 +94,10 @@ class _Line:
         order = self._orders[name] = _Order(site, room, self._spool / name)
         try:
             parts = cut(name, body, {"request": tree.to_text(Ordered(name, seconds, request))})
-            if all(self._hand_over(site, part, end) for part in parts):
-                while not order.done.wait(0.2) and time.monotonic() < end and not self._abort.triggered:
-                    pass
+            # at roll call its process is only just starting
+            silence = max(self._silence, ROLL_CALL) if request.do == "card" else self._silence
+            if all(self._hand_over(order, part, end, silence) for part in parts):
+                self._wait(order, end, silence)
             (self._silent.discard if order.done.is_set() else self._silent.add)(site)
             if order.failure:
                 raise order.failure
@@ -89,9 +106,29 @@ class _Line:
             del self._orders[name]
             order.path.unlink(missing_ok=True)
 
-    def _hand_over(self, site: SiteName, part: Shareable, end: float) -> bool:
+    def _wait(self, order: _Order, end: float, silence: float) -> None:
+        """Until the answer is there; a site that is at work still says that it is there."""
+        alive = asked = time.monotonic()
+        while not order.done.wait(0.2) and not self._over(order, end):
+            now = time.monotonic()
+            if now - asked >= min(BEAT, silence / 3):
+                asked = now
+                if self._send(order.site, Shareable(), KNOCK):
+                    alive = now
+            if now - alive > silence:
+                order.answer = Answer.of("silent")
+                return
+
+    def _over(self, order: _Order, end: float) -> bool:
+        return time.monotonic() > end or self._abort.triggered or order.given_up.is_set()
+
+    def _hand_over(self, order: _Order, part: Shareable, end: float, silence: float) -> bool:
         """Whether the site has confirmed a part of an order."""
-        while (left := end - time.monotonic()) > 0 and not self._abort.triggered:
+        site, since = order.site, time.monotonic()
+        while (left := end - time.monotonic()) > 0 and not self._over(order, end):
+            if time.monotonic() - since > silence + patience(len(part["body"])):
+                order.answer = Answer.of("silent")
+                return False
             if site not in self._up:
                 if self._send(site, Shareable(), KNOCK):
                     self._up.add(site)
@@ -112,10 +149,13 @@ class _Line:
         sender = str(fl_ctx.get_peer_context().get_identity_name())
         name = str(request.get("order"))
         order = self._orders.get(name)
-        if name in self._answered:
+        if not name:
+            self._heard.add(sender)  # it has nothing to do
+        elif name in self._answered:
             pass  # its confirmation was lost
         elif order is None or order.site != sender:
             self._dropped.append((sender, "an answer nobody waits for any more"))
+            self._heard.add(sender)
         else:
             with order.lock:
                 held = name in self._answered or self._take(name, order, request)
@@ -146,6 +186,15 @@ class _Line:
         order.done.set()
         return True
 
+    def give_up(self, site: SiteName) -> None:
+        for order in list(self._orders.values()):
+            if order.site == site:
+                order.given_up.set()
+
+    def heard(self) -> set[SiteName]:
+        found, self._heard = self._heard, set()
+        return found
+
     def here(self) -> set[SiteName]:
         return {client.name for client in self._engine.get_clients()}
 
@@ -175,6 +224,15 @@ def _lacking(folder: RunFolder, job: str) -> str:
         f"the run ended without the last scores of {sites}, or without delivering the model there; when they are "
         f"connected, `consilium federation resume {job}` asks them again."
     )
+
+
+def _wait_for(folder: RunFolder, seconds: float = 60.0) -> None:
+    """The process of a job whose server died may live on for a while; it commits nothing once its sites have gone."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(RunError), folder.locked():
+            return
+        time.sleep(1.0)
 
 
 def _hand_out(folder: RunFolder, to: Path, outcome: Mapping[str, Any]) -> None:
@@ -212,12 +270,13 @@ class ServerJob(Controller):  # type: ignore[misc]
         outcome: dict[str, Any] = {"job": job, "run": folder.path.name, "state": "running", "said": ""}
         write_json(outcome, outcome_path(kit, job))
         try:
+            _wait_for(folder)
             if not folder.finished or folder.lacking:
-                line = _Line(fl_ctx, kit, abort_signal, folder.path / "spool")
+                line = _Line(fl_ctx, kit, abort_signal, folder.path / "spool", study.plan.silence)
                 engine.run(study, FlareWire(study, folder, line), folder)
             outcome |= {"state": "finished", "said": _lacking(folder, job)}
         except GoOn as back:
-            folder.note("going on", said=f"{back} came back; the run goes on as a new job")
+            folder.note("going on", sites=back.sites, said=f"{back} came back; the run goes on as a new job")
             again_mark(kit, job).touch()
             outcome |= {"state": "going on", "said": f"{back} came back"}
         except (UserError, WorkError) as error:

@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,26 @@ from consilium import tree
 from consilium.federation.hospital_site import HospitalSite
 from consilium.federation.parts import Assembly, confirmed, cut, is_part
 from consilium.hospital import hospital_path, read_hospital
+from consilium.policy import now
+from consilium.site_service import write_error
 from consilium.wires.flare import ANSWER, ORDER, Answer, Body, patience
+
+IDLE = 10.0  # seconds after which a site that has nothing to do says so: the server may have given it up
+
+
+def open_hospital(settings: Path, kit: str, study: Path) -> HospitalSite | None:
+    """This hospital in a job. None if it cannot be opened: its own log says why, and the server is told that much."""
+    try:
+        hospital = read_hospital(settings)
+    except Exception:
+        traceback.print_exc()  # in process.log of the kit: without settings there is no other place
+        return None
+    try:
+        return HospitalSite(hospital, kit, study.read_text(encoding="utf-8"))
+    except Exception:
+        text = f"{now()} this site could not be opened\n{traceback.format_exc()}\n"
+        write_error(text, Path(hospital.memory) / "errors.log", private=True)
+        return None
 
 
 class SiteJob(Executor):  # type: ignore[misc]
@@ -40,8 +60,7 @@ class SiteJob(Executor):  # type: ignore[misc]
         if event_type == EventType.START_RUN:
             engine = fl_ctx.get_engine()
             study = Path(engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / "study.toml"
-            text = study.read_text(encoding="utf-8")
-            site = HospitalSite(read_hospital(hospital_path()), fl_ctx.get_identity_name(), text)
+            site = open_hospital(hospital_path(), fl_ctx.get_identity_name(), study)
             threading.Thread(target=self._work, args=(site, engine), daemon=True).start()
             engine.register_aux_message_handler(ORDER, self._take)
 
@@ -55,13 +74,30 @@ class SiteJob(Executor):  # type: ignore[misc]
                 self._orders.put((str(order), request.get("request"), whole))
         return make_reply(ReturnCode.OK)
 
-    def _work(self, site: HospitalSite, engine: Any) -> None:
+    def _next(self, engine: Any) -> tuple[str, object, Body]:
+        """The order to carry out: of several the last, since the server asks one thing at a time."""
+        while True:
+            try:
+                found = self._orders.get(timeout=IDLE)
+                while not self._orders.empty():
+                    found = self._orders.get()
+                return found
+            except queue.Empty:
+                nothing = Shareable()
+                nothing["order"] = ""
+                with engine.new_context() as fl_ctx:
+                    engine.send_aux_request(["server"], ANSWER, nothing, 5.0, fl_ctx, optional=True)
+
+    def _work(self, site: HospitalSite | None, engine: Any) -> None:
         torch.set_num_threads(1)
         while True:
-            order, text, body = self._orders.get()
+            order, text, body = self._next(engine)
             start = time.monotonic()
-            asked = site.read(text)
-            answer = Answer.of("damaged") if asked is None else site.answer(asked.request, body)
+            asked = site.read(text) if site else None
+            if site is None:
+                answer = Answer.of("opening")
+            else:
+                answer = Answer.of("damaged") if asked is None else site.answer(asked.request, body)
             end = time.monotonic() + max(10.0, (asked.seconds if asked else 0.0) - (time.monotonic() - start))
             for part in cut(order, answer.body, {"head": tree.to_text(answer.head)}):
                 if not self._post(engine, part, end):

@@ -6,11 +6,13 @@ failure is one word of `REASONS`: its own log, which stays there, says more.
 
 from __future__ import annotations
 
+import datetime
 import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,19 +22,21 @@ from consilium import tree
 from consilium.errors import StudyError, WireError, WorkError
 from consilium.fields import plain
 from consilium.files import read_json, write_bytes
-from consilium.messages import REASONS, AnswerHead, Envelope, Reply, Request
+from consilium.messages import REASONS, AnswerHead, Envelope, Reply, Request, SiteFacts
 from consilium.run_folder import RunFolder, same_site
 from consilium.study import Study
 from consilium.tree import Packet, PacketError, Range, Text, message
 from consilium.weights import SiteName
 from consilium.wires import held
-from consilium.wires.site_wire import ABSENT, Returned, SiteWire
+from consilium.wires.returns import may_return
+from consilium.wires.site_wire import ABSENT, Returned, SiteWire, closing_with, facts_before
 
 ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
 SLOWEST = 125_000  # bytes per second of the slowest link that still works
 ROLL_CALL = 120.0  # seconds at least: sites start their process, and make their cache
 TICK = 0.5  # seconds between two looks at who has gone
 ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
+MISSES = 2  # rounds in a row without an answer, after which a site is asked again only when it says that it is back
 ROWS = 1 << 28  # bytes of scores that are accepted
 Body = bytes | memoryview  # a large one is a mapped file
 
@@ -71,6 +75,8 @@ class Line(Protocol):
     """Reaches the sites of one job."""
 
     def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> Answer: ...
+    def give_up(self, site: SiteName) -> None: ...  # nobody waits for what this site was asked
+    def heard(self) -> set[SiteName]: ...  # sites that said since the last question that they have nothing to do
     def here(self) -> set[SiteName]: ...  # sites whose processes take part in this job
     def back(self) -> set[SiteName]: ...  # sites that started again since, and wait for a new job
     def dropped(self) -> list[tuple[SiteName, str]]: ...  # messages since the last question that were not wanted
@@ -78,11 +84,17 @@ class Line(Protocol):
 
 
 class GoOn(Exception):
-    """A site is back: the run goes on as a new job, in which it takes part."""
+    """Sites are back: the run goes on as a new job, in which they take part."""
+
+    def __init__(self, sites: Sequence[SiteName]) -> None:
+        super().__init__(", ".join(sites))
+        self.sites = list(sites)
 
 
 class FlareWire(SiteWire):
     """A federation of processes that trust nothing but each other's certificates."""
+
+    closes_early = True
 
     def __init__(self, study: Study, folder: RunFolder, line: Line) -> None:
         super().__init__(study)
@@ -90,7 +102,11 @@ class FlareWire(SiteWire):
         self.spool = folder.path / "spool"
         self._held: dict[SiteName, dict[str, frozenset[str]]] = {}  # by what was asked: contents a site has confirmed
         self._sent: dict[SiteName, int] = {}  # bytes of the last packet, after what the site holds was left out
-        self._threads = ThreadPoolExecutor(max(1, len(study.plan.sites) + len(study.plan.leave_out)))
+        self._missed: Counter[SiteName] = Counter()  # requests in a row that a site did not answer in time
+        self._out: frozenset[SiteName] = frozenset()  # whose cards cannot be believed: they are not asked
+        self._rounds = 0  # asked for in this job
+        # more than one for each site: one that was given up may still be sending
+        self._threads = ThreadPoolExecutor(3 * max(1, len(study.plan.sites) + len(study.plan.leave_out)))
 
     # ------------------------------------------------------------------------------------ roll call
 
@@ -125,15 +141,34 @@ class FlareWire(SiteWire):
         for name, answer in answers.items() if began else ():
             card = answer.head.card
             if card is not None and name not in out and not same_site(began["sites"][name], plain(card)):
-                out[name] = "it has other cases, labels or preprocessing than when the run began"
+                self._changed(name, facts_before(began["sites"][name]), card, out)
+        self._out = frozenset(out)
         return out
+
+    def _changed(self, name: SiteName, old: SiteFacts, new: SiteFacts, out: dict[SiteName, str]) -> None:
+        """A site that says other things than before: it is left out, or goes on as a new one if the study allows it."""
+        if not old.key or old.key == new.key:
+            out[name] = "it has other cases, labels or preprocessing than when the run began"
+            return
+        why = "it has another key than when the run began: its memory folder was lost or replaced"
+        counts = ("n", "unlabelled", "labels", "cases", "scored", "preprocessing")
+        if not self.study.plan.rejoin:
+            out[name] = f"{why}; a study with [study] rejoin = true lets it go on as a new site"
+        elif any(getattr(old, key) != getattr(new, key) for key in counts):
+            out[name] = f"{why}, and it has other cases too"
+        else:
+            self.rejoined[name] = why
 
     # ------------------------------------------------------------------------------------ the other exchanges
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         waiting = sorted(self.line.back() & self.roster.keys())
-        if waiting:
-            raise GoOn(", ".join(waiting))
+        if waiting and self._rounds:  # a job makes at least one round
+            events, now = self.folder.events(), datetime.datetime.now(datetime.UTC)
+            back = [name for name in waiting if may_return(events, name, now)]
+            if back:
+                raise GoOn(back)
+        self._rounds += 1
         return super().train(orders, head)
 
     def _room(self, do: str, name: SiteName, head: Envelope) -> int:
@@ -173,6 +208,7 @@ class FlareWire(SiteWire):
     ) -> Iterator[tuple[SiteName, Returned]]:
         """Requests out; the packets are not held on to while the answers are waited for."""
         self.spool.mkdir(parents=True, exist_ok=True)
+        packets, headers = held.shared(packets)
         named: dict[int, dict[str, str]] = {}
         lean: dict[tuple[int, frozenset[str]], Packet] = {}  # sites that lack the same are sent the same
         requests: dict[SiteName, Request] = {}
@@ -182,22 +218,33 @@ class FlareWire(SiteWire):
             known = self._known(name, do) & frozenset(names.values())
             less[name] = lean.setdefault((id(packet), known), held.without(packet, names, known))
             self._sent[name] = less[name].nbytes()
-            requests[name] = replace(head.request(do, name, self.members), tensors=names)
+            request = head.request(do, name, self.members)
+            requests[name] = replace(request, tensors=names, header=headers.get(name, ""))
         rooms = {name: self._room(do, name, head) for name in packets}
         brought = {name: frozenset(request.tensors.values()) for name, request in requests.items()}
-        answers = self._noting(do, brought, self._ask(requests, less, self.study.plan.deadline, rooms))
-        return ((name, self._returned(do, name, answer, rooms[name])) for name, answer in answers)
+        return self._noting(do, brought, self._ask(requests, less, self.study.plan.deadline, rooms), rooms)
 
     def _noting(
-        self, do: str, brought: Mapping[SiteName, frozenset[str]], answers: Iterator[tuple[SiteName, Answer]]
-    ) -> Iterator[tuple[SiteName, Answer]]:
+        self,
+        do: str,
+        brought: Mapping[SiteName, frozenset[str]],
+        answers: Iterator[tuple[SiteName, Answer]],
+        rooms: Mapping[SiteName, int],
+    ) -> Generator[tuple[SiteName, Returned], None, None]:
         """The answers; and what a site holds from now on."""
-        for name, answer in answers:
-            if answer.head.error:
-                self._held.pop(name, None)  # whatever it has now, it is sent all of it the next time
-            else:
-                self._held.setdefault(name, {})[do] = brought[name]
-            yield name, answer
+        open_ = set(brought)
+        try:
+            with closing_with(answers):
+                for name, answer in answers:
+                    open_.discard(name)
+                    if answer.head.error:
+                        self._held.pop(name, None)  # whatever it has now, it is sent all of it the next time
+                    else:
+                        self._held.setdefault(name, {})[do] = brought[name]
+                    yield name, self._returned(do, name, answer, rooms[name])
+        finally:
+            for name in open_:
+                self._held.pop(name, None)
 
     def _known(self, site: SiteName, do: str) -> frozenset[str]:
         """Orders leave out what the last order brought; a release also what the last release did."""
@@ -215,7 +262,11 @@ class FlareWire(SiteWire):
         """Ask every site that is here; the answers come as they come."""
         bodies: dict[int, Body] = {}  # sites that are sent the same packet share its bytes
         open_: dict[Future[Answer], SiteName] = {}
+        for name in self.line.heard():
+            self._missed.pop(name, None)
         here = self.line.here() - self.line.back()
+        resting = {name for name in requests if name in here and self._missed[name] >= MISSES}
+        here -= resting | self._out
         for name, request in requests.items():
             if name not in here:
                 continue
@@ -225,13 +276,31 @@ class FlareWire(SiteWire):
             body = b"" if packet is None else bodies[id(packet)]
             ask: Callable[..., Answer] = self.line.ask
             open_[self._threads.submit(ask, name, request, body, seconds, rooms.get(name, ROOM))] = name
-        return self._answers([name for name in requests if name not in here], open_, time.monotonic() + seconds)
+        why = {**dict.fromkeys(resting, "resting"), **dict.fromkeys(self._out, "changed")}
+        away = {name: why.get(name, "away") for name in requests if name not in here}
+        return self._counted(self._answers(away, open_, time.monotonic() + seconds), open_)
+
+    def _counted(
+        self, answers: Iterator[tuple[SiteName, Answer]], open_: Mapping[Future[Answer], SiteName]
+    ) -> Generator[tuple[SiteName, Answer], None, None]:
+        """The answers; and how often a site was waited for in vain."""
+        try:
+            for name, answer in answers:
+                if answer.head.error in ("late", "silent"):
+                    self._missed[name] += 1
+                elif answer.head.error not in ("away", "resting"):
+                    self._missed.pop(name, None)
+                yield name, answer
+        finally:  # whoever is still at work when the round closes is not waited for either
+            for name in open_.values():
+                self.line.give_up(name)
+                self._missed[name] += 1
 
     def _answers(
-        self, away: Sequence[SiteName], open_: dict[Future[Answer], SiteName], end: float
+        self, away: Mapping[SiteName, str], open_: dict[Future[Answer], SiteName], end: float
     ) -> Iterator[tuple[SiteName, Answer]]:
         """Every site's answer as it comes; who is gone or late is not waited for."""
-        yield from ((name, Answer.of("away")) for name in away)
+        yield from ((name, Answer.of(why)) for name, why in away.items())
         while open_:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
             for future in done:
@@ -246,6 +315,7 @@ class FlareWire(SiteWire):
             gone = self.line.back()
             for future, name in [(f, n) for f, n in open_.items() if late or n in gone]:
                 future.cancel()
+                self.line.give_up(name)
                 del open_[future]
                 yield name, Answer.of("late" if late else "gone")
 

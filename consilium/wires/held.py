@@ -18,6 +18,22 @@ def contents(packet: Packet) -> dict[str, str]:
     return {path: _name(tensor) for path, tensor in packet.tensors.items()}
 
 
+def shared(packets: Mapping[str, Packet]) -> tuple[dict[str, Packet], dict[str, str]]:
+    """Packets by their goal, one object for all that have the very same tensors; and the headers of those that differ.
+
+    A release names the site it is for and is otherwise the same for all: it is hashed, written and sent once.
+    """
+    first: dict[tuple[object, ...], Packet] = {}
+    bodies: dict[str, Packet] = {}
+    headers: dict[str, str] = {}
+    for goal, packet in packets.items():
+        same = tuple((path, t.data_ptr(), t.shape, t.dtype, t.stride()) for path, t in packet.tensors.items())
+        bodies[goal] = first.setdefault(same, packet) if same else packet
+        if bodies[goal].header != packet.header:
+            headers[goal] = packet.header
+    return bodies, headers
+
+
 def _name(tensor: Tensor) -> str:
     found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)

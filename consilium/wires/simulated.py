@@ -8,6 +8,7 @@ import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from consilium import tree
@@ -17,6 +18,7 @@ from consilium.site import POOLED, Roster, SiteCard
 from consilium.study import Study
 from consilium.tree import Packet
 from consilium.weights import SiteName
+from consilium.wires import held
 from consilium.wires.local_sites import LocalAnswer, LocalRequest
 from consilium.wires.site_wire import Returned, SiteWire
 from consilium.worker import check_annotation, members_of
@@ -92,6 +94,7 @@ class SimulatedWire(SiteWire):
     ) -> Iterator[tuple[SiteName, Returned]]:
         for path in self._orders:
             path.unlink(missing_ok=True)
+        packets, headers = held.shared(packets)
         written: dict[int, Path] = {}  # sites that are sent the same packet read the same file
         for name, packet in packets.items():
             if id(packet) not in written:
@@ -101,7 +104,12 @@ class SimulatedWire(SiteWire):
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
         requests = {
-            name: self._local(name, head.request(do, name, self.members), written[id(packets[name])]) for name in names
+            name: self._local(
+                name,
+                replace(head.request(do, name, self.members), header=headers.get(name, "")),
+                written[id(packets[name])],
+            )
+            for name in names
         }
         return self._returned(self.ask(requests))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from consilium.study import Study
 from consilium.tree import Packet
 from consilium.weights import SiteName
 
-ABSENT = ("late", "gone", "away")
+ABSENT = ("late", "gone", "away", "silent", "resting")
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,13 @@ class Returned:
 class SiteWire(ABC):
     """A federation whose sites answer requests. Whose an answer is, the wire knows by itself."""
 
+    closes_early = False  # whether a round may end before all have answered
+
     def __init__(self, study: Study) -> None:
         self.study = study
         self.roster: Roster = {}
         self.members = ""  # the roster as it travels
+        self.rejoined: dict[SiteName, str] = {}  # sites that go on without their memory, and why
 
     # ------------------------------------------------------------------------------------ what a wire does itself
 
@@ -94,7 +98,9 @@ class SiteWire(ABC):
             raise DataError(self.no_cases(empty) if empty else f"no site is left to train: {_listed(out)}.")
         self.roster = self.as_roster({name: facts[name].card(name, index) for index, name in enumerate(members)})
         self.members = tree.to_text(Members(self.roster))
-        return RollCall(self.roster, {name: name in guests for name in sorted((*members, *guests))}, facts, out)
+        return RollCall(
+            self.roster, {name: name in guests for name in sorted((*members, *guests))}, facts, out, self.rejoined
+        )
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         return self._replies("train", orders, head)
@@ -104,14 +110,20 @@ class SiteWire(ABC):
 
     def _replies(self, do: str, packets: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         """Not a generator: the orders go out now, whenever the answers are looked at."""
-        answers = self.exchange(do, packets, head)
-        return ((name, self._reply(do, name, answer)) for name, answer in answers)
+        return self._read_replies(do, self.exchange(do, packets, head))
+
+    def _read_replies(
+        self, do: str, answers: Iterator[tuple[SiteName, Returned]]
+    ) -> Generator[tuple[SiteName, Reply], None, None]:
+        with closing_with(answers):
+            for name, answer in answers:
+                yield name, self._reply(do, name, answer)
 
     def _reply(self, do: str, site: SiteName, answer: Returned) -> Reply:
         if answer.packet is None:
             self.lost(do, site, answer)
         lost = "" if answer.packet is not None else answer.said or "its answer is empty"
-        return Reply(answer.packet, answer.head.seconds, lost, answer.head.memory_mb, answer.sent)
+        return Reply(answer.packet, answer.head.seconds, lost, answer.head.memory_mb, answer.sent, answer.head.error)
 
     def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> list[SiteName]:
         missing = []
@@ -157,6 +169,16 @@ class SiteWire(ABC):
         return f"site '{site}' has labels the study has not: {', '.join(sorted(unknown))}." if unknown else ""
 
 
+@contextmanager
+def closing_with(answers: Iterator[Any]) -> Iterator[None]:
+    """Whoever stops looking at answers early, says so at once to whoever waits for them."""
+    try:
+        yield
+    finally:
+        if isinstance(answers, Generator):
+            answers.close()
+
+
 def facts_before(told: Mapping[str, Any]) -> SiteFacts:
     """What a site said when the run began, from the run's own origin.json; version 0.1 wrote a little less."""
     return SiteFacts(
@@ -170,6 +192,7 @@ def facts_before(told: Mapping[str, Any]) -> SiteFacts:
         version=told["version"],
         study=told.get("study", told.get("method", "")),
         preprocessing=told.get("preprocessing", ""),
+        key=told.get("key", ""),
     )
 
 

@@ -87,6 +87,7 @@ class Desk:
     scored: list[tuple[int, str, dict[SiteName, Any]]] = field(default_factory=list)
     delivered: dict[SiteName, Any] = field(default_factory=dict)
     closed: int = 0
+    closes_early: bool = False
 
     def roll_call(self) -> RollCall:
         members = {name: SiteCard(name, i, self.n[name], ("blob",)) for i, name in enumerate(sorted(self.n))}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from consilium import engine
-from consilium.federation.hospital import Hospital
 from consilium.federation.office import for_federation
+from consilium.hospital import Hospital
+from consilium.messages import Request
 from consilium.reports.page import write_page
 from consilium.reports.reading import read_run
 from consilium.reports.tables import compare
@@ -30,10 +31,10 @@ def hospitals(federation: Path, tmp_path: Path) -> dict[str, Hospital]:
     }
 
 
-def away_at_the_end(site: str, request: Mapping[str, Any], answer: Answer) -> Answer:
+def away_at_the_end(site: str, request: Request, answer: Answer) -> Answer:
     """cid trains to the end and is away when the final scores are taken."""
-    ends = request["do"] == "deliver" or (request["do"] == "score" and request["head"]["full"])
-    return Answer({}, error="away") if site == "cid" and ends else answer
+    ends = request.do == "deliver" or (request.do == "score" and request.full)
+    return Answer.of("away") if site == "cid" and ends else answer
 
 
 def go_on(study: Any, hospitals: Mapping[str, Hospital], path: Path, change: Any = None) -> RunFolder:

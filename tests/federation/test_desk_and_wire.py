@@ -60,6 +60,12 @@ class Direct:
     def back(self) -> set[str]:
         return self.returned
 
+    def give_up(self, site: str) -> None:
+        pass
+
+    def heard(self) -> set[str]:
+        return set()
+
     def dropped(self) -> list[tuple[str, str]]:
         return []
 

@@ -1,0 +1,265 @@
+"""Sites that crash, hang or are slow: the run goes on, nobody waits for them twice, and the bits can be repeated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from consilium import engine, simulation
+from consilium.errors import RunError, StudyError
+from consilium.federation.office import for_federation
+from consilium.federation.site_job import open_hospital
+from consilium.hospital import Hospital
+from consilium.messages import REASONS, Request
+from consilium.run_folder import RunFolder
+from consilium.study import Study
+from consilium.wires.flare import Answer, Body, FlareWire, GoOn
+from tests.federation.test_desk_and_wire import Direct, deploy, events, index_of
+from tests.toy import SIZES, toy_study
+
+
+@pytest.fixture
+def hospitals(federation: Path, tmp_path: Path) -> dict[str, Hospital]:
+    return {
+        name: Hospital(name, str(federation / name), str(tmp_path / "hospitals" / name), ("blob",), "cpu")
+        for name in SIZES
+    }
+
+
+def run(study: Study, folder: RunFolder, line: Direct) -> None:
+    engine.run(study, FlareWire(study, folder, line), folder)
+
+
+def begun(study: Study, to: Path) -> tuple[Study, RunFolder]:
+    travelling = for_federation(study, tuple(SIZES))
+    return travelling, RunFolder.create(travelling, to)
+
+
+def same_bits(study: Study, folder: RunFolder, to: Path) -> bool:
+    again = simulation.run(simulation.with_attendance(study, folder.path), to, workers=0).folder
+    return (folder.path / "last.safetensors").read_bytes() == (again / "last.safetensors").read_bytes()
+
+
+# ------------------------------------------------------------------------------------ a site that comes and goes
+
+
+def test_a_site_that_crashes_again_and_again_does_not_stop_the_others(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """bea starts again before every order: every job still makes a round, and jobs do not become one per round."""
+    study = toy_study(federation, "scaffold", study__rounds=8, study__score_every=8)
+    travelling, folder = begun(study, tmp_path / "server")
+    jobs = 0
+    while not folder.finished:
+        line = Direct(travelling, hospitals)
+        line.returned = {"bea"} if jobs else set()
+
+        def crashes(site: str, request: Request, answer: Answer, line: Direct = line) -> Answer:
+            if request.do == "train":
+                line.returned = {"bea"}
+                return Answer.of("gone") if site == "bea" else answer
+            return answer
+
+        line.change = crashes
+        jobs += 1
+        before = len(events(folder, "round"))
+        try:
+            run(travelling, folder, line)
+        except GoOn as back:
+            folder.note("going on", sites=back.sites)
+        folder = RunFolder.open(folder.path)
+        assert len(events(folder, "round")) > before
+    assert jobs == 2  # back once after the first round; then it has to wait
+    assert not [event for event in events(folder, "train") if event["site"] == "bea"]
+    assert same_bits(study, folder, tmp_path / "again")
+
+
+# ------------------------------------------------------------------------------------ a site that hangs
+
+
+class Hanging(Direct):
+    """cid takes orders and never answers; `speaks` is when it says that it is back."""
+
+    def __init__(self, study: Study, hospitals: Mapping[str, Hospital]) -> None:
+        super().__init__(study, hospitals)
+        self.asked: Counter[str] = Counter()
+        self.hangs = True
+        self.speaks: set[str] = set()
+        self.free = threading.Event()
+
+    def ask(self, site: str, request: Request, body: Body, seconds: float, room: int) -> Answer:
+        if site == "cid" and request.do == "train":
+            self.asked["cid"] += 1
+            if self.hangs:
+                self.free.clear()
+                self.free.wait(seconds + 5)
+                return Answer.of("late")
+        return super().ask(site, request, body, seconds, room)
+
+    def give_up(self, site: str) -> None:
+        self.free.set()
+
+    def heard(self) -> set[str]:
+        found, self.speaks = self.speaks, set()
+        return found
+
+
+def test_a_site_that_missed_two_rounds_is_asked_again_when_it_says_it_is_back(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, "scaffold", study__rounds=6, study__score_every=6, study__deadline=6.0)
+    travelling, folder = begun(study, tmp_path / "server")
+    line = Hanging(travelling, hospitals)
+
+    def wakes(site: str, request: Request, answer: Answer) -> Answer:
+        if site == "ada" and request.do == "train" and index_of(request) == 3:
+            line.hangs, line.speaks = False, {"cid"}
+        return answer
+
+    line.change = wakes
+    run(travelling, folder, line)
+    lost = {event["round"]: event["why"] for event in events(folder, "lost")}
+    assert lost == {1: REASONS["late"], 2: REASONS["late"], 3: REASONS["resting"], 4: REASONS["resting"]}
+    assert line.asked["cid"] == 4  # rounds 1, 2, 5, 6
+    seconds = {event["round"]: event["seconds"] for event in events(folder, "round")}
+    assert min(seconds[1], seconds[2]) > 5.5 > max(seconds[3], seconds[4])
+    assert same_bits(study, folder, tmp_path / "again")
+
+
+# ------------------------------------------------------------------------------------ a quorum
+
+
+@pytest.mark.parametrize(
+    ("quorum", "asked", "closes"), [(0.5, 3, 2), (0.5, 4, 2), (0.9, 3, 3), (2, 3, 2), (5, 3, 3), (1, 3, 1)]
+)
+def test_a_quorum_is_a_share_or_a_number(federation: Path, quorum: float, asked: int, closes: int) -> None:
+    plan = toy_study(federation, study__wait="quorum", study__quorum=quorum).plan
+    assert plan.quorum_of(asked) == closes
+    assert toy_study(federation, study__quorum=quorum).plan.quorum_of(asked) == asked  # wait = "all"
+    needy = toy_study(federation, study__wait="quorum", study__quorum=quorum, study__min_sites=3).plan
+    assert needy.quorum_of(3) == 3
+
+
+@pytest.mark.parametrize(("key", "value"), [("wait", "some"), ("quorum", 0.0), ("quorum", 2.5), ("silence", 0.0)])
+def test_a_wrong_way_to_wait_is_refused(federation: Path, key: str, value: object) -> None:
+    with pytest.raises(StudyError, match=rf"\[study\] {key}"):
+        toy_study(federation, **{f"study__{key}": value})
+
+
+def test_a_quorum_closes_a_round_and_a_simulation_repeats_it_bit_for_bit(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """cid answers 30 s after the others in the first two rounds: nobody waits for it."""
+    study = toy_study(
+        federation, "apfl", study__rounds=4, study__score_every=4, study__wait="quorum", study__quorum=2,
+        study__deadline=60.0,
+    )  # fmt: skip
+    travelling, folder = begun(study, tmp_path / "server")
+    line = Hanging(travelling, hospitals)
+
+    def wakes(site: str, request: Request, answer: Answer) -> Answer:
+        if request.do == "train" and index_of(request) == 1:
+            line.hangs = False
+        if request.do == "train" and index_of(request) == 2 and site in ("ada", "bea"):
+            time.sleep(0.2)  # the lock of the test serves one site at a time
+        return answer
+
+    line.change = wakes
+    start = time.monotonic()
+    run(travelling, folder, line)
+    assert time.monotonic() - start < 50
+    lost = [event for event in events(folder, "lost") if event["round"] == 1]
+    assert [(event["site"], event["why"]) for event in lost] == [
+        ("cid", "the round closed with 2 of 3 sites, a quorum")
+    ]
+    assert {
+        e["round"]: sum(t["round"] == e["round"] for t in events(folder, "train")) for e in events(folder, "round")
+    }[1] == 2
+    assert same_bits(study, folder, tmp_path / "again")
+
+
+def test_a_simulation_waits_for_all_whatever_the_quorum(federation: Path, tmp_path: Path) -> None:
+    study = toy_study(federation, study__wait="quorum", study__quorum=1, study__rounds=1)
+    folder = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder)
+    assert {event["site"] for event in events(folder, "train")} == set(SIZES)
+
+
+# ------------------------------------------------------------------------------------ a lost key, a lost memory
+
+
+def interrupted(study: Study, hospitals: Mapping[str, Hospital], to: Path) -> tuple[Study, RunFolder]:
+    """A run that stopped before its third round."""
+    travelling, folder = begun(study, to)
+    line = Direct(travelling, hospitals)
+
+    def leaves(site: str, request: Request, answer: Answer) -> Answer:
+        if request.do == "train" and index_of(request) == 1:
+            line.returned = {"ada"}
+        return answer
+
+    line.change = leaves
+    with pytest.raises(GoOn):
+        run(travelling, folder, line)
+    return travelling, RunFolder.open(folder.path)
+
+
+@pytest.mark.parametrize("rejoin", [False, True])
+def test_a_lost_key_is_that_sites_problem_and_the_cause_is_named(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, rejoin: bool
+) -> None:
+    study = toy_study(federation, "scaffold", study__rounds=4, study__score_every=4, study__rejoin=rejoin)
+    travelling, folder = interrupted(study, hospitals, tmp_path / "server")
+    (Path(hospitals["bea"].memory) / "key").unlink()
+    run(travelling, folder, Direct(travelling, hospitals))
+    said = [event["why"] for event in events(folder, "rejoined" if rejoin else "left out")]
+    assert said[0].startswith("it has another key than when the run began: its memory folder was lost or replaced")
+    own = [event["round"] for event in events(folder, "train") if event["site"] == "bea"]
+    assert (max(own) == 4) is rejoin
+    assert folder.finished
+    if rejoin:
+        with pytest.raises(RunError, match="'bea' lost its memory"):
+            simulation.with_attendance(study, folder.path)
+
+
+@pytest.mark.parametrize("rejoin", [False, True])
+def test_a_lost_memory_is_that_sites_problem(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, rejoin: bool
+) -> None:
+    study = toy_study(federation, "scaffold", study__rounds=5, study__score_every=5, study__rejoin=rejoin)
+    travelling, folder = interrupted(study, hospitals, tmp_path / "server")
+    for path in (Path(hospitals["bea"].memory) / folder.path.name / "memory").glob("*.json"):
+        path.unlink()
+    run(travelling, folder, Direct(travelling, hospitals))
+    lost = {event["round"]: event["why"] for event in events(folder, "lost") if event["site"] == "bea"}
+    assert lost[3] == REASONS["memory"]
+    own = [event["round"] for event in events(folder, "train") if event["site"] == "bea"]
+    assert [round for round in own if round > 2] == ([4, 5] if rejoin else [])
+    assert folder.finished
+
+
+def test_a_site_that_cannot_be_opened_says_so(hospitals: dict[str, Hospital], tmp_path: Path) -> None:
+    """Half a key, or no settings: told as such, not as a site that does not answer."""
+    place = Path(hospitals["ada"].memory)
+    place.mkdir(parents=True)
+    (place / "key").write_text("12")
+    settings = tmp_path / "hospital.toml"
+    settings.write_text(f'site = "ada"\ndata = "{hospitals["ada"].data}"\nmemory = "{place}"\nlabels = ["blob"]\n')
+    (tmp_path / "study.toml").write_text("")
+    assert open_hospital(settings, "ada", tmp_path / "study.toml") is None
+    assert "is not a whole key" in (place / "errors.log").read_text()
+    assert open_hospital(tmp_path / "nowhere.toml", "ada", tmp_path / "study.toml") is None
+
+
+def test_why_a_site_cannot_be_opened_reaches_the_office(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    def closed(site: str, request: Request, answer: Answer) -> Answer:
+        return Answer.of("opening") if site == "bea" else answer
+
+    with pytest.raises(StudyError, match="site 'bea' cannot take part: its settings or its key cannot be used"):
+        deploy(toy_study(federation), hospitals, tmp_path / "server", closed)
