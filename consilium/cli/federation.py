@@ -67,9 +67,12 @@ def server(
         list[str] | None,
         typer.Option(help="A class of another package that studies may name; may be repeated.", metavar="MODULE:CLASS"),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="After a crash, go on by itself with the runs that died with the server.")
+    ] = True,
 ) -> None:
     """Keep the server running until it is stopped (Ctrl-C or SIGTERM)."""
-    _supervise(kit, "server", None, code or [])
+    _supervise(kit, "server", None, code or [], resume)
 
 
 @app.command()
@@ -115,7 +118,9 @@ def status(kit: Kit = OFFICE) -> None:
         for name in office.sites:
             typer.echo(f"site {name}: {'connected' if name in here else 'not connected'}")
         for job in office.jobs():
-            typer.echo(f"job {job.get('job_id')}  {job.get('job_name')}  {str(job.get('status', '')).lower()}")
+            name, state = str(job.get("job_id")), str(job.get("status", "")).lower()
+            next_ = office.successor(name) if state.startswith("finished") else None
+            typer.echo(f"job {name}  {job.get('job_name')}  {state}{f', went on as {next_}' if next_ else ''}")
 
 
 @app.command()
@@ -137,8 +142,11 @@ def log(
 def stop(job: Job, kit: Kit = OFFICE) -> None:
     """End a job; what was committed is saved, and `resume` goes on."""
     with _office(kit) as office:
-        office.stop(job)
-        typer.echo(office.wait(job, 120.0).lower())
+        last = office.latest(job)
+        if last != job:
+            typer.echo(f"job {job} went on as {last}, which is stopped", err=True)
+        office.stop(last)
+        typer.echo(office.wait(last, 120.0).lower())
 
 
 @app.command()
@@ -201,11 +209,11 @@ def try_(
     typer.echo(str(try_federation(loaded, sites, runs)))
 
 
-def _supervise(kit: Path, kind: str, hospital: Path | None, code: Sequence[str] = ()) -> None:
+def _supervise(kit: Path, kind: str, hospital: Path | None, code: Sequence[str] = (), resume: bool = True) -> None:
     require_flare()
     from consilium.federation.supervisor import supervise
 
-    supervise(kit, kind, hospital, code)
+    supervise(kit, kind, hospital, code, resume)
 
 
 def _office(kit: Path) -> Any:
@@ -226,10 +234,10 @@ def _follow(office: Any, job: str) -> None:
             for event in events:
                 progress.show(event)
             seen += len(events)
-            heir = office.heir(job) if over else None
-            if over and heir is None:
+            next_ = office.awaited_successor(job) if over else None
+            if over and next_ is None:
                 break
-            job = heir or job
+            job = next_ or job
             time.sleep(1.0)
     outcome = office.outcome(job)
     if outcome["state"] != "finished":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import logging
@@ -22,6 +21,7 @@ from consilium.federation.cell_guard import guard_cells
 from consilium.federation.downloads import copy_plain, guard_downloads, inside
 from consilium.federation.job_files import write_app
 from consilium.federation.project import OFFICE
+from consilium.federation.returning import FOLLOWED_BY, OUTCOME
 from consilium.federation.supervisor import kit_of
 from consilium.files import read_json
 from consilium.study import Study, with_plan
@@ -93,7 +93,7 @@ class Office:
             return str(self.session.submit_job(str(write_job(study, Path(folder)))))
 
     def state(self, job: str) -> str:
-        return str(_patiently(lambda: self.session.get_job_meta(job)).get("status", ""))
+        return str(self._meta(job).get("status", ""))
 
     def wait(self, job: str, seconds: float = float("inf")) -> str:
         """The state of a job once it is over."""
@@ -124,25 +124,46 @@ class Office:
 
     def outcome(self, job: str) -> Mapping[str, Any]:
         """How a job that is over ended: `state` and what was `said`."""
-        with self._results(job) as found:
-            facts: Mapping[str, Any] = read_json(found / "outcome.json")
+        for _ in range(10):  # the server writes it into the job's own facts just after the job is over
+            found = self._meta(job).get(OUTCOME)
+            if found:
+                return dict(found)
+            time.sleep(0.5)
+        with self._results(job) as results:
+            facts: Mapping[str, Any] = read_json(results / "outcome.json")
             return facts
 
-    def heir(self, job: str) -> str | None:
-        """The job as which the run of this one goes on, if a site came back."""
-        if self.outcome(job)["state"] != "going on":
-            return None
-        for _ in range(60):
-            for other in self.jobs():
-                name = str(other["job_id"])
-                meta = _patiently(functools.partial(self.session.get_job_meta, name))
-                if meta.get("cloned_from") == job:
-                    return name
+    def successor(self, job: str) -> str | None:
+        """The job as which the run of this one went on, if it did."""
+        found = self._meta(job).get(FOLLOWED_BY)
+        return str(found) if found else None
+
+    def latest(self, job: str) -> str:
+        """The last of the jobs as which a run went on."""
+        while next_ := self.successor(job):
+            job = next_
+        return job
+
+    def awaited_successor(self, job: str) -> str | None:
+        """As `successor`; of a job that is to go on by itself, it is waited for."""
+        outcome = self.outcome(job)
+        if outcome["state"] != "going on" and not outcome.get("again"):
+            return self.successor(job)
+        for _ in range(120):
+            if next_ := self.successor(job):
+                return next_
             time.sleep(1.0)
         raise WorkError(f"job {job} was to go on as a new one, but there is none; `consilium federation resume {job}`.")
 
+    def _meta(self, job: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = _patiently(lambda: self.session.get_job_meta(job))
+        return found
+
     def fetch(self, job: str, runs: Path) -> Path:
-        """The run folder of a job that is over."""
+        """The run folder of a job that is over; of a run that went on, only the last job has all of it."""
+        last = self.latest(job)
+        if last != job:
+            raise RunError(f"job {job} went on as {last}; `consilium federation fetch {last}` has the whole run.")
         with self._results(job) as found:
             outcome = read_json(found / "outcome.json")
             if not inside(found, outcome["run"]).is_dir():
@@ -170,8 +191,13 @@ class Office:
 
     def resume(self, job: str) -> str:
         """A new job that goes on where the run of this one stands."""
+        last = self.latest(job)
+        if not self.over(last):
+            raise RunError(
+                f"the run of job {job} is under way as job {last}; `consilium federation log {last}` shows it."
+            )
         with _quietly():
-            return str(self.session.clone_job(job))
+            return str(self.session.clone_job(last))
 
     def stop(self, job: str) -> None:
         with _quietly():

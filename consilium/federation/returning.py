@@ -1,22 +1,29 @@
-"""Part of the server: notices sites that come back while a run goes on without them, and lets them in again.
+"""Part of the server: lets sites in again that come back, and goes on with runs whose process died.
 
-NVIDIA FLARE does not restart a running job at a site that died and returned. So the run stops between two rounds and
-goes on as a new job, in which the site takes part.
+NVIDIA FLARE does not restart a running job at a site that died and returned, nor a job whose server died. So the run
+goes on as a new job, from the last round it committed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import RunProcessKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.utils.job_utils import get_event_job_id
 
-from consilium.federation.places import again_mark, returned_folder
-from consilium.files import read_json
+from consilium.errors import RunError
+from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
+from consilium.files import read_json, write_json
 
 KEPT = (
     *(JobMetaKey.JOB_NAME, JobMetaKey.JOB_FOLDER_NAME, JobMetaKey.DEPLOY_MAP, JobMetaKey.RESOURCE_SPEC),
@@ -24,14 +31,22 @@ KEPT = (
     *(JobMetaKey.DATA_STORAGE_FORMAT, JobMetaKey.STUDY),
     *(JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE),
 )
+OUTCOME, FOLLOWED_BY = "consilium_outcome", "consilium_followed_by"  # what the office reads of a job
+NO_RESUME = "CONSILIUM_NO_RESUME"  # set: a person resumes runs whose server died
+CRASHES = 3  # in a row, without a round between them, after which a person has to look
+RECONNECT = 90.0  # seconds for the sites to connect again to a server that was started again
 
 
 class Returning(FLComponent):  # type: ignore[misc]
     """Listens to the server's events."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.CLIENT_REGISTER_PROCESSED:
+        if event_type == EventType.SYSTEM_START:
+            self._started(fl_ctx)
+        elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
             self._came(fl_ctx)
+        elif event_type == EventType.JOB_STARTED:
+            self._began(str(get_event_job_id(fl_ctx)), fl_ctx)
         elif event_type == EventType.JOB_COMPLETED:
             self._over(str(get_event_job_id(fl_ctx)), fl_ctx)
 
@@ -50,17 +65,127 @@ class Returning(FLComponent):  # type: ignore[misc]
                 if token not in started and client.name in sites:
                     (returned_folder(kit, job) / client.name).touch()
 
+    def _started(self, fl_ctx: FLContext) -> None:
+        """The server has just started: a job that is shown as running died with the process before."""
+        manager = _jobs(fl_ctx)
+        for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
+            manager.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
+            self._died(job.job_id, fl_ctx)
+
+    def _began(self, job: str, fl_ctx: FLContext) -> None:
+        """Link the job that this one follows to it, also if a person asked for it."""
+        manager = _jobs(fl_ctx)
+        before = manager.get_job(job, fl_ctx).meta.get(JobMetaKey.CLONED_FROM.value)
+        if before and manager.get_job(before, fl_ctx) is not None:
+            manager.update_meta(before, {FOLLOWED_BY: job}, fl_ctx)
+
     def _over(self, job: str, fl_ctx: FLContext) -> None:
         mark = again_mark(_kit(fl_ctx), job)
-        if not mark.exists():
+        outcome = _outcome(_kit(fl_ctx), job)
+        if mark.exists():
+            self._go_on(job, fl_ctx)
+            mark.unlink()
+        elif outcome.get("state") == "running":  # its process ended without a word
+            self._died(job, fl_ctx)
             return
-        manager = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
+        _jobs(fl_ctx).update_meta(job, {OUTCOME: outcome}, fl_ctx)
+
+    def _died(self, job: str, fl_ctx: FLContext) -> None:
+        """Go on with the run of a job whose process died, unless a person does that or it dies again and again."""
+        kit = _kit(fl_ctx)
+        outcome = died(kit, job, _jobs(fl_ctx).get_job(job, fl_ctx).meta.get(JobMetaKey.CLONED_FROM.value, ""))
+        write_json(outcome, outcome_path(kit, job))
+        _jobs(fl_ctx).update_meta(job, {OUTCOME: outcome}, fl_ctx)
+        if outcome["again"]:
+            threading.Thread(target=self._go_on_with_all, args=(job, fl_ctx.get_engine()), daemon=True).start()
+
+    def _go_on_with_all(self, job: str, engine: Any) -> None:
+        """Wait for the sites first: they connect to a server that was started again one after the other."""
+        end = time.monotonic() + RECONNECT
+        with engine.new_context() as fl_ctx:
+            told = _jobs(fl_ctx).get_job(job, fl_ctx).meta.get(JobMetaKey.DEPLOY_MAP.value, {})
+            sites = {str(site) for places in told.values() for site in places} - {"server"}
+            while time.monotonic() < end:
+                if sites <= {client.name for client in list(engine.client_manager.clients.values())}:
+                    break
+                time.sleep(1.0)
+            self._go_on(job, fl_ctx)
+
+    def _go_on(self, job: str, fl_ctx: FLContext) -> None:
+        """A new job of the same study; the run folder says from which round."""
+        manager = _jobs(fl_ctx)
         before = manager.get_job(job, fl_ctx).meta
         meta = {key.value: before[key.value] for key in KEPT if key.value in before}
         meta[JobMetaKey.CLONED_FROM.value] = job
-        new = manager.clone(from_jid=job, meta=meta, fl_ctx=fl_ctx)
-        self.log_info(fl_ctx, f"job {job} goes on as {new.get(JobMetaKey.JOB_ID.value)}", fire_event=False)
-        mark.unlink()
+        new = manager.clone(from_jid=job, meta=meta, fl_ctx=fl_ctx).get(JobMetaKey.JOB_ID.value)
+        manager.update_meta(job, {FOLLOWED_BY: new}, fl_ctx)
+        self.log_info(fl_ctx, f"job {job} goes on as {new}", fire_event=False)
+
+
+def died(kit: Path, job: str, before: str) -> dict[str, Any]:
+    """The outcome of a job whose process died. `again`: the server goes on with its run by itself.
+
+    `before` is the job that this one followed, or empty.
+    """
+    outcome = _outcome(kit, job)
+    run = str(outcome.get("run", ""))
+    rounds = _rounds(runs_of(kit) / run / "journal.jsonl") if run else 0
+    last = _outcome(kit, before) if before else {}
+    stuck = last.get("state") == "crashed" and last.get("rounds") == rounds
+    crashes = int(last.get("crashes", 0)) + 1 if stuck else 1
+    again = crashes < CRASHES and not os.environ.get(NO_RESUME)
+    said = "the server's process of this job died; everything committed is saved. "
+    if again:
+        said += "The run goes on as a new job by itself."
+    elif crashes >= CRASHES:
+        said += f"It died {crashes} times without making a round: look at its log, then "
+        said += f"`consilium federation resume {job}`."
+    else:
+        said += f"`consilium federation resume {job}` goes on."
+    facts = {"state": "crashed", "said": said, "rounds": rounds, "crashes": crashes, "again": again}
+    return {"job": job, "run": run, **outcome, **facts}
+
+
+def tolerate_failed_sites() -> None:
+    """A site whose process ended is away; NVIDIA FLARE 2.9 would end the job, for everyone."""
+    from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+    from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+    from nvflare.fuel.f3.cellnet.utils import make_reply
+    from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    def ended(server: Any, request: Any) -> Any:
+        client = server.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
+        sender = str(request.get_header(MessageHeaderKey.ORIGIN)).partition(".")[0]
+        if client is None or client.name != sender or not isinstance(request.payload, Mapping):
+            return make_reply(CellReturnCode.UNAUTHENTICATED, "", None)
+        job = request.payload.get(JobFailureMsgKey.JOB_ID)
+        if isinstance(job, str) and job in server.engine.run_processes:
+            kit = Path(server.engine.get_workspace().get_root_dir())
+            (returned_folder(kit, job) / client.name).touch()  # it waits for a new job, like one that started again
+        server.engine.job_runner.resolve_client_outcome(job, client.name)
+        return make_reply(CellReturnCode.OK, "", None)
+
+    FederatedServer.process_job_failure = ended
+
+
+def _outcome(kit: Path, job: str) -> dict[str, Any]:
+    with contextlib.suppress(RunError):
+        found: dict[str, Any] = read_json(outcome_path(kit, job))
+        return found
+    return {}
+
+
+def _rounds(journal: Path) -> int:
+    """How many rounds a run has made."""
+    try:
+        return journal.read_text(encoding="utf-8").count('"event": "round"')
+    except OSError:
+        return 0
+
+
+def _jobs(fl_ctx: FLContext) -> Any:
+    return fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
 
 
 def _kit(fl_ctx: FLContext) -> Path:

@@ -24,6 +24,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from consilium.federation import job_files
 from consilium.federation.cell_guard import guard_cells
 from consilium.federation.cell_policy import JOB
+from consilium.federation.returning import tolerate_failed_sites
 
 # What a site does for the server: see whether there is room, take a job's files, start it, stop it. No shell, no
 # restart, no other look at the machine.
@@ -94,6 +95,7 @@ def main(role: str) -> int:
 
         version_check()
         limit_server()
+        tolerate_failed_sites()
     elif role == "site-job":
         from nvflare.private.fed.app.client import worker_process as program
     elif role == "server-job":

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 
 from consilium import children
-from consilium.errors import DataError
+from consilium.errors import DataError, RunError
 from consilium.federation.kit_settings import close_kit
 from consilium.federation.named_code import ALLOWED
 from consilium.files import append_lines, make_folder, read_json
@@ -54,11 +56,12 @@ def command(folder: Path, kind: str, name: str) -> list[str]:
 
 
 def prepare(
-    folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = ()
+    folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = (), resume: bool = True
 ) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a participant, after a look at its kit and its hospital.toml.
 
-    `code` names classes of other packages that a study may name at this server.
+    `code` names classes of other packages that a study may name at this server. `resume`: a server that was started
+    again goes on by itself with runs that died with it.
     """
     folder = folder.resolve()
     facts = kit_of(folder, kind)
@@ -69,29 +72,53 @@ def prepare(
             raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
         make_folder(Path(settings.memory), private=True)
     own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {ALLOWED: " ".join(code)}
+    if not resume:
+        own["CONSILIUM_NO_RESUME"] = "1"  # returning.NO_RESUME
     memory = children.PASSING_ON if kind == "server" else children.TRAINING
     return command(folder, kind, str(facts["name"])), {**children.environment(memory), **QUICK, **own}
 
 
-def supervise(folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = ()) -> None:
-    """Keep a participant running until this process is told to stop; its output goes to `process.log` in the kit."""
-    arguments, variables = prepare(folder, kind, hospital, code)
-    stop = threading.Event()
-    before = {which: signal.signal(which, lambda *_: stop.set()) for which in (signal.SIGTERM, signal.SIGINT)}
+@contextlib.contextmanager
+def alone(folder: Path, what: str) -> Iterator[int]:
+    """One process at a time for a folder; gives the lock's file, which a child that inherits it holds too."""
+    file = os.open(folder / ".running", os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"{what} is running already (it holds {folder}/.running); stop that one first.") from error
+        yield file
+    finally:
+        os.close(file)
+
+
+def supervise(
+    folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = (), resume: bool = True
+) -> None:
+    """Keep a participant running until this process is told to stop; its output goes to `process.log` in the kit.
+
+    A second one with the same kit or the same memory folder is refused: two would evict each other for ever.
+    """
+    name = str(kit_of(folder, kind)["name"])
+    arguments, variables = prepare(folder, kind, hospital, code, resume)
+    places = [folder, *([Path(read_hospital(hospital).memory)] if hospital else [])]
+    with contextlib.ExitStack() as stack:
+        locks = [stack.enter_context(alone(place, f"the {kind} '{name}'")) for place in places]
+        stop = threading.Event()
+        for which in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, which, signal.signal(which, lambda *_: stop.set()))
         while not stop.is_set():
-            child = start(folder, arguments, variables)
+            child = start(folder, arguments, variables, locks)
             while child.poll() is None and not stop.wait(0.2):
                 pass
             end(child)
             stop.wait(PAUSE)
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
 
 
-def start(folder: Path, arguments: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A participant's process in a session of its own: Ctrl-C is for the supervisor."""
+def start(
+    folder: Path, arguments: list[str], variables: Mapping[str, str], locks: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """A participant's process in a session of its own: Ctrl-C is for the supervisor. It holds these locks too."""
     append_lines("", folder / "process.log", private=True)
     with (folder / "process.log").open("ab") as log:
         return subprocess.Popen(
@@ -100,6 +127,7 @@ def start(folder: Path, arguments: list[str], variables: Mapping[str, str]) -> s
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=tuple(locks),
             umask=0o077,  # NVIDIA FLARE writes files too
         )
 
