@@ -155,6 +155,14 @@ class Office:
             time.sleep(1.0)
         raise WorkError(f"job {job} was to go on as a new one, but there is none; `consilium federation resume {job}`.")
 
+    def follow(self, job: str) -> str:
+        """Wait until a run is over, through however many jobs; returns the last of them."""
+        self.wait(job)
+        while next_ := self.awaited_successor(job):
+            job = next_
+            self.wait(job)
+        return job
+
     def _meta(self, job: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = _patiently(lambda: self.session.get_job_meta(job))
         return found
@@ -190,8 +198,10 @@ class Office:
             yield found.parent
 
     def resume(self, job: str) -> str:
-        """A new job that goes on where the run of this one stands."""
+        """A new job that goes on where the run of this one stands; the server's own, if it goes on by itself."""
         last = self.latest(job)
+        if self.over(last) and self._meta(last).get(OUTCOME, {}).get("again"):
+            return self.awaited_successor(last) or last
         if not self.over(last):
             raise RunError(
                 f"the run of job {job} is under way as job {last}; `consilium federation log {last}` shows it."

@@ -86,7 +86,9 @@ class Returning(FLComponent):  # type: ignore[misc]
             self._go_on(job, fl_ctx)
             mark.unlink()
         elif outcome.get("state") == "running":  # its process ended without a word
-            self._died(job, fl_ctx)
+            status = _jobs(fl_ctx).get_job(job, fl_ctx).meta.get(JobMetaKey.STATUS.value)
+            if status == RunStatus.FINISHED_ABNORMAL.value:  # killed; else it could not write, as on a full disk
+                self._died(job, fl_ctx)
             return
         _jobs(fl_ctx).update_meta(job, {OUTCOME: outcome}, fl_ctx)
 

@@ -114,8 +114,7 @@ def try_federation(study: Study, count: int | None, runs: Path) -> Path:
         tempfile.TemporaryDirectory(prefix="consilium-") as folder,
         local_federation(study, everyone, Path(folder)) as (_, office),
     ):
-        job = office.submit(study)
-        office.wait(job)
+        job = office.follow(office.submit(study))
         outcome = office.outcome(job)
         if outcome["state"] != "finished":
             raise WorkError(str(outcome["said"]))
