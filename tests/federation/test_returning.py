@@ -11,7 +11,9 @@ import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import RunProcessKey
 
-from consilium.federation.returning import Returning
+from consilium.federation.places import outcome_path, runs_of
+from consilium.federation.returning import CRASHES, NO_RESUME, Returning, died
+from consilium.files import write_json
 
 
 class Context:
@@ -69,3 +71,47 @@ def test_a_name_that_is_no_site_of_the_project_leaves_no_file(kit: Path) -> None
     context = Context(kit, "cid", JOB, {**JOB, "t3": "../../cid"})
     Returning().handle_event(EventType.CLIENT_REGISTER_PROCESSED, context)  # type: ignore[arg-type]
     assert marked(kit) == []
+
+
+# ------------------------------------------------------------------------------------ jobs whose process died
+
+
+def crash(kit: Path, job: str, before: str, rounds: int) -> dict[str, Any]:
+    """A job that had made so many rounds when it died."""
+    run = runs_of(kit) / "run"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "journal.jsonl").write_text('{"event": "start"}\n' + '{"event": "round", "round": 1}\n' * rounds)
+    write_json({"job": job, "run": "run", "state": "running", "said": ""}, outcome_path(kit, job))
+    outcome = died(kit, job, before)
+    write_json(outcome, outcome_path(kit, job))
+    return outcome
+
+
+def test_a_run_goes_on_after_a_crash_unless_it_makes_no_round(kit: Path) -> None:
+    assert CRASHES == 3
+    first = crash(kit, "j1", "", 4)
+    assert (first["state"], first["again"], first["crashes"]) == ("crashed", True, 1)
+    assert crash(kit, "j2", "j1", 4)["again"]
+    third = crash(kit, "j3", "j2", 4)
+    assert (third["again"], third["crashes"]) == (False, 3)
+    assert "died 3 times without making a round" in third["said"]
+    assert "`consilium federation resume j3`" in third["said"]
+
+
+def test_a_round_in_between_counts(kit: Path) -> None:
+    crash(kit, "j1", "", 4)
+    crash(kit, "j2", "j1", 4)
+    assert crash(kit, "j3", "j2", 5)["crashes"] == 1
+
+
+def test_a_person_may_switch_that_off(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from consilium.federation import supervisor
+
+    monkeypatch.setattr(supervisor, "kit_of", lambda *_: {"name": "server"})
+    monkeypatch.setattr(supervisor, "close_kit", lambda *_: None)
+    assert NO_RESUME not in supervisor.prepare(kit, "server")[1]
+    variables = supervisor.prepare(kit, "server", resume=False)[1]
+    monkeypatch.setenv(NO_RESUME, variables[NO_RESUME])
+    outcome = crash(kit, "j1", "", 4)
+    assert not outcome["again"]
+    assert "`consilium federation resume j1` goes on" in outcome["said"]
