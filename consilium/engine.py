@@ -93,7 +93,7 @@ class _Run:
         self.study, self.wire, self.folder = study, wire, folder
         self.method: Method = study.method
         self.task: Task = study.task
-        self.line = timeline(self.method, study.plan.rounds)
+        self.line = timeline(self.method, study.plan.rounds, study.plan.score_every)
         self.rounds = sum(phase.counts for phase, _ in self.line)  # the paper's
         sweep_drafts(folder.path)  # the run is locked, and its sites have not been asked yet
         folder.mend_journal()
@@ -142,7 +142,7 @@ class _Run:
             if (phase, round) == self._last_counting:
                 ended = dict(merged)  # its scores are taken at the end, with the memories that go with it
             write = partial(self._commit, phase, round, server, dict(merged), history, events)
-            if round.step + 1 == phase.rounds or self._is_due(phase, round):
+            if round.step + 1 == phase.rounds or round.scored:
                 server, write = write(), None
                 best = self._score_if_due(phase, round, server, merged, best)
         return self._finish(server, merged, best)
@@ -316,7 +316,7 @@ class _Run:
     def _score_if_due(
         self, phase: Phase, round: Round, server: Any, merged: Mapping[SiteName, int], best: Best | None
     ) -> Best | None:
-        if not self._is_due(phase, round) or (round.number, phase.name) in self.folder.scored():
+        if not round.scored or (round.number, phase.name) in self.folder.scored():
             return best
         rows, missing = self._score(server, merged, round, full=False)
         complete = not any(name in self.roster for name in missing)
@@ -326,9 +326,6 @@ class _Run:
             best = self.folder.keep(self.method.keep(best, now) if best and now.valid else now)
         self._seal(rows, round.number, phase.name)
         return best
-
-    def _is_due(self, phase: Phase, round: Round) -> bool:
-        return phase.counts and ((round.step + 1) % self.study.plan.score_every == 0 or round.step + 1 == phase.rounds)
 
     @property
     def _last_counting(self) -> tuple[Phase, Round]:

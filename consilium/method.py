@@ -263,15 +263,17 @@ class PersonalModel(Method):
         return WithOthers(OneModel(task, own, "personal", released.home, when), (common,))
 
 
-def timeline(method: Method, rounds: int) -> list[tuple[Phase, Round]]:
-    """Every round of a run, with its phase."""
+def timeline(method: Method, rounds: int, score_every: int = 0) -> list[tuple[Phase, Round]]:
+    """Every round of a run, with its phase; scores are taken every so many rounds, and after the last of a phase."""
     line: list[tuple[Phase, Round]] = []
     aside = 0  # rounds so far that are not the paper's; the latest stretch of them counts on from the paper's
     for phase in method.phases(rounds):
         if phase.counts:
             aside = sum(not other.counts for other, _ in line)
         for step in range(phase.rounds):
-            line.append((phase, Round(len(line), phase.name, step, phase.rounds, aside)))
+            last = step + 1 == phase.rounds
+            scored = phase.counts and score_every > 0 and (last or (step + 1) % score_every == 0)
+            line.append((phase, Round(len(line), phase.name, step, phase.rounds, aside, scored)))
     return line
 
 

@@ -81,7 +81,7 @@ def go_on(folder: RunFolder, workers: int | None = None, pool: Pool | None = Non
 def with_attendance(study: Study, other: Path) -> Study:
     """The study with its sites away exactly where the sites of another run were not merged."""
     folder = RunFolder.open(other)
-    line = timeline(folder.study.method, folder.study.plan.rounds)
+    line = timeline(folder.study.method, folder.study.plan.rounds, folder.study.plan.score_every)
     paper = sum(phase.counts for phase, _ in line)
     names = {(phase.name, round.number): away_as(phase, round, paper) for phase, round in line}
     merged: dict[int | str, set[str]] = {}

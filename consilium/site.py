@@ -50,6 +50,7 @@ class Round:
     step: RoundIndex  # counted within the phase, from 0
     total: RoundIndex  # rounds of this phase
     before: RoundIndex = 0  # rounds before it that are not the paper's, and so are not counted in `number`
+    scored: bool = False  # scores are taken after it
 
     @property
     def number(self) -> int:
@@ -240,6 +241,7 @@ class Task(ABC):
 
     labels: tuple[str, ...]
     dimensions: int
+    channels: int
     seed: int
     device: str
     headline: str  # the metric that decides
@@ -279,6 +281,10 @@ class Task(ABC):
         self, weights: Weights, images: Tensor, kind: str = "model", labels: Sequence[str] | None = None
     ) -> Tensor:
         """Logits of whole images, in sliding windows where the study asks for patches; on the CPU."""
+
+    def features(self, weights: Weights, images: Tensor) -> Tensor:
+        """What the model's encoder sees in whole images, pooled: (batch, features), float64, on the CPU."""
+        raise StudyError(f"{type(self).__name__} gives no features of images; use a selector that is trained.")
 
     @abstractmethod
     def blend(self, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:

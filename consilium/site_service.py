@@ -121,7 +121,7 @@ class SiteService:
         self._run = request.run
 
     def _check_round(self, round: Round, study: Study) -> None:
-        line = timeline(study.method, study.plan.rounds)
+        line = timeline(study.method, study.plan.rounds, study.plan.score_every)
         if round.index >= len(line) or line[round.index][1] != round:
             raise Refused("foreign", f"the study has no {round}")
         if round.index < self._last:

@@ -361,11 +361,16 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
         return reader.tensor(path)
     if dataclasses.is_dataclass(hint):
         hints = hints_of(hint)  # type: ignore[arg-type]
-        fields = [f.name for f in dataclasses.fields(hint)]
-        if set(_check(tree, dict, path)) != set(fields):
+        fields = {f.name: f for f in dataclasses.fields(hint)}
+        given = _check(tree, dict, path)
+        missing = [field for name, field in fields.items() if name not in given]
+        if set(given) - set(fields) or any(field.default is dataclasses.MISSING for field in missing):
             found = _short(sorted(tree))
             raise PacketError(f"'{path or 'message'}' should have the fields {sorted(fields)}, not {found}")
-        values = {name: _build(tree[name], hints[name], _field(path, name), reader) for name in fields}
+        # a field with a default may be missing: an older version did not know it
+        values = {
+            name: _build(given[name], hints[name], _field(path, name), reader) for name in fields if name in given
+        }
         return hint(**values)  # type: ignore[operator]
     if origin in (dict, Mapping):
         return {

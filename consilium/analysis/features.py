@@ -1,4 +1,4 @@
-"""What the selector of FedSM sees: its last hidden features, laid out in the plane, as in figure 3 of the paper."""
+"""What the selector of FedSM sees: the features it decides by, laid out in the plane, as in figure 3 of the paper."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from consilium.analysis.opening import OpenRun
 from consilium.errors import UserError
-from consilium.tasks.inference import on_bench
 
 Points = NDArray[np.float64]
 SPLITS = ("train", "valid", "test")
@@ -32,7 +31,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The selector's last hidden features, (cases, features), row by row of `seen`."""
+    """The features the selector decides by, (cases, features), row by row of `seen`."""
 
     values: Points
     seen: tuple[Seen, ...]
@@ -45,27 +44,11 @@ def selector_features(run: OpenRun) -> Features:
     for name in run.sites:
         worker = run.worker(name)
         model = run.super_model(worker)
-        network = on_bench(model.task, model.selector, "selector", model.classes)
         for split in SPLITS:
             for batch in worker.site.data.whole(split, 16):
-                rows.append(penultimate(network, batch.images.to(model.task.device)))
+                rows.append(model.router.seen(batch.images))
                 seen += [Seen(name, name in run.guests, split, case) for case in batch.cases]
     return Features(torch.cat(rows).double().numpy(), tuple(seen))
-
-
-def penultimate(network: nn.Module, images: Tensor) -> Tensor:
-    """The input of the network's last linear layer, (batch, features), on the CPU."""
-    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise UserError("the selector has no linear layer, so it has no last hidden features to show.")
-    caught: list[Tensor] = []
-    hook = linear[-1].register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach().cpu()))
-    try:
-        with torch.no_grad():
-            network(images)
-    finally:
-        hook.remove()
-    return caught[-1].flatten(1)
 
 
 def laid_out(values: Points, way: str = "tsne", seed: int = 0) -> Points:

@@ -156,6 +156,7 @@ def _selector(rows: Sequence[Row], out: Released) -> Facts:
             routed[row.site].append(row.value)
     return {
         "confidence": getattr(out.message, "confidence", None),
+        "outliers": bool(getattr(getattr(out.message, "discriminant", None), "limits", None)),
         "chosen": chosen,
         "routed": {site: sum(found) / len(found) for site, found in sorted(routed.items())},
     }

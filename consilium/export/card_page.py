@@ -77,10 +77,16 @@ def _unfamiliar(facts: Facts) -> list[str]:
         "For images unlike all sites without looking at what was chosen: the selector shares its certainty among the "
         "known sites only, so it can be sure and wrong about an unfamiliar image."
     )
+    if selector.get("outliers"):
+        text = (
+            "For images unlike all sites without looking at what was chosen: one that is farther from every site than "
+            "nearly all of their own validation images goes to the global model, which may not know it either."
+        )
     if gamma is None:
         return [text]
     if gamma <= 0:
-        return [f"{text} Here γ = 0: the global model is never used, every image goes to some site's own model."]
+        rest = "any other image" if selector.get("outliers") else "every image"
+        return [f"{text} Here γ = 0: {rest} goes to some site's own model."]
     if gamma >= 1:
         return [f"{text} Here γ = 1: every image goes to the global model."]
     return [f"{text} Where its largest probability is at most γ = {gamma:g}, the global model answers instead."]

@@ -86,7 +86,7 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
     server = method.start(task, roster)
     exchanges = []
     scorings = 2  # the best state and the last, in full
-    for phase, round in timeline(method, study.plan.rounds):
+    for phase, round in timeline(method, study.plan.rounds, study.plan.score_every):
         order = method.send(server, card, round)
         up = 0
         if order is not None:
@@ -100,8 +100,7 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
                 if got is not None
             }
             server = method.merge(server, replies, round)
-        due = (round.step + 1) % study.plan.score_every == 0 or round.step + 1 == phase.rounds
-        scorings += int(phase.counts and due)
+        scorings += int(round.scored)
     release = flatten(method.release(server, card)).nbytes()
     return Forecast(tuple(exchanges), release, scorings, len(roster))
 

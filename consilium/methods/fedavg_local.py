@@ -8,13 +8,12 @@ from typing import ClassVar
 
 from consilium.learning.fit import Job, fit
 from consilium.method import PersonalModel, message
-from consilium.methods.shares import WithShares
 from consilium.site import Roster, Round, Site, Task
-from consilium.weights import SiteName, Weights
+from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
-class FedAvgLocal(WithShares, PersonalModel):
+class FedAvgLocal(PersonalModel):
     """FedAvg, in which a site uses its locally trained copy of the shared model."""
 
     paper: ClassVar[str] = "Luo & Wu, Adapt to adaptation (IJCAI 2022), where it is a baseline"
@@ -46,4 +45,4 @@ class FedAvgLocal(WithShares, PersonalModel):
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights, states=fits.states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

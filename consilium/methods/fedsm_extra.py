@@ -15,7 +15,7 @@ from consilium.errors import StudyError
 from consilium.learning.fit import Job, fit
 from consilium.method import Best, Method, OptimizerState, Phase, message
 from consilium.methods.fedsm import pulled
-from consilium.methods.routing import GLOBAL, ROUTES, EnsembleModel, SuperModel
+from consilium.methods.routing import GLOBAL, ROUTES, EnsembleModel, NetworkRouter, SuperModel
 from consilium.methods.selector import (
     TRAININGS,
     blank_state,
@@ -25,9 +25,8 @@ from consilium.methods.selector import (
     selector_reply,
     weak_pull,
 )
-from consilium.methods.shares import WithShares
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
-from consilium.weights import SiteName, Weights
+from consilium.weights import SiteName, Weights, mean
 
 
 @message
@@ -39,7 +38,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class LateSelector(WithShares, Method):
+class LateSelector(Method):
     """Phase "models": w_g by averaging, w_{p,k} by SoftPull. Phase "selector", from the best models: only w_s."""
 
     pull: float = 0.7  # λ in (0, 1]
@@ -89,7 +88,6 @@ class LateSelector(WithShares, Method):
         home: SiteName
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0 < self.pull <= 1:
             raise StudyError(f"[method] pull = {self.pull}: λ must be in (0, 1].")
         if self.selector_rounds < 0:
@@ -174,7 +172,7 @@ class LateSelector(WithShares, Method):
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         if round.phase == "models":
             personal = pulled({k: r.personal for k, r in replies.items()}, self.pull)  # type: ignore[misc]
-            global_ = self.average({k: r.global_ for k, r in replies.items()}, server.n)  # type: ignore[misc]
+            global_ = mean({k: r.global_ for k, r in replies.items()}, server.n)  # type: ignore[misc]
             return self._with(server, global_=global_, personal={**server.personal, **personal})
         holders = tuple(sorted({*server.holders, *(name for name, reply in replies.items() if reply.holds)}))
         sent = {name: (reply.selector, reply.selector_state) for name, reply in replies.items()}
@@ -256,8 +254,8 @@ class FedSMExtra(LateSelector):
         return torch.nn.functional.cross_entropy(output.float(), target)
 
     def predictor(self, task: Task, released: Any) -> Predictor:
-        parts = (released.global_, released.personal, released.selector, 0.0, released.home)
-        return SuperModel(task, *parts, with_global=True, route=self.route)
+        router = NetworkRouter(task, released.selector, [GLOBAL, *released.personal])
+        return SuperModel(task, released.global_, released.personal, router, 0.0, released.home, self.route)
 
 
 @dataclass(frozen=True)
@@ -276,5 +274,5 @@ class FedSMEnsemble(LateSelector):
         return site.task.loss(site.task.blend(outputs, output.float().softmax(1)), batch)
 
     def predictor(self, task: Task, released: Any) -> Predictor:
-        parts = (released.global_, released.personal, released.selector, released.home)
-        return EnsembleModel(task, *parts, route=self.route)
+        router = NetworkRouter(task, released.selector, [GLOBAL, *released.personal])
+        return EnsembleModel(task, released.global_, released.personal, router, released.home, self.route)

@@ -1,4 +1,4 @@
-"""The three ways to train a selector when a site holds a single class; shared by FedSM and FedSM-extra.
+"""What a selector is to FedSM, and the three ways to train one that is a network when a site holds a single class.
 
 "synchronised": sites send their mean gradient and the server takes one Adam step. "moments": one Adam step per epoch at
 the site, its moments averaged, as in the authors' published code. "paper": Adam on every batch, as printed; it fails.
@@ -6,18 +6,115 @@ the site, its moments averaged, as in the authors' published code. "paper": Adam
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from consilium.errors import StudyError
-from consilium.learning.fit import Fit
+from consilium.learning.fit import Fit, Job
 from consilium.learning.server_step import adam_step
 from consilium.method import OptimizerState
-from consilium.site import Local, Roster
+from consilium.methods.routing import NetworkRouter, Router
+from consilium.site import Batch, Local, Roster, Round, Site, Task
 from consilium.weights import SiteName, Weights, mean
 
-TRAININGS = ("synchronised", "moments", "paper")
+TRAININGS = ("synchronised", "moments", "paper")  # of a network
 
 Sent = tuple[Weights | None, OptimizerState | None]  # a selector or its gradient, and moments
+
+
+class Selector(ABC):
+    """How a federation learns which site an image is like. Every verb gives the fields it adds to FedSM's message."""
+
+    phases: tuple[str, ...] = ()  # of its own, once the models are trained, each one exchange
+
+    @abstractmethod
+    def start(self, task: Task, roster: Roster) -> dict[str, Any]:
+        """Of the server's first state."""
+
+    @abstractmethod
+    def send(self, server: Any, phase: str) -> dict[str, Any]:
+        """Of what a site gets, beside the global model."""
+
+    @abstractmethod
+    def jobs(self, site: Site, got: Any) -> dict[str, Job]:
+        """What is trained at a site beside the models."""
+
+    @abstractmethod
+    def reply(self, site: Site, got: Any, done: Mapping[str, Fit], round: Round) -> dict[str, Any]:
+        """Of what a site sends, after its jobs are done."""
+
+    @abstractmethod
+    def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> dict[str, Any]:
+        """Of the server's new state."""
+
+    @abstractmethod
+    def blank(self, task: Task, roster: Roster, round: Round) -> dict[str, Any]:
+        """Of what a site is expected to send."""
+
+    @abstractmethod
+    def router(self, task: Task, released: Any) -> Router | None:
+        """The selector in use; None as long as nothing is known."""
+
+    @abstractmethod
+    def check(self, task: Task) -> None:
+        """Refuse a task for which it cannot work (StudyError)."""
+
+
+@dataclass(frozen=True)
+class NetworkSelector(Selector):
+    """A network that classifies images by site, trained in every round."""
+
+    training: str  # one of TRAININGS
+    lr: float
+
+    def check(self, task: Task) -> None:
+        """Every task builds a selector network."""
+
+    def start(self, task: Task, roster: Roster) -> dict[str, Any]:
+        return {"selector": task.initial("selector", labels=list(roster))}
+
+    def send(self, server: Any, phase: str) -> dict[str, Any]:
+        state = server.selector_state if self.training == "moments" else None
+        return {"selector": server.selector, "selector_state": state}
+
+    def jobs(self, site: Site, got: Any) -> dict[str, Job]:
+        return {"selector": selector_job(got.selector, site, self.training, self.lr)}
+
+    def reply(self, site: Site, got: Any, done: Mapping[str, Fit], round: Round) -> dict[str, Any]:
+        own = done["selector"]
+        selector, state = selector_reply(self.training, own, got.selector, got.selector_state, self.lr)
+        return {"selector": selector, "selector_state": state, "selector_loss": own.loss}
+
+    def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> dict[str, Any]:
+        sent = {name: (reply.selector, reply.selector_state) for name, reply in replies.items()}
+        selector, state = merged_selector(
+            self.training, server.selector, server.selector_state, sent, server.n, self.lr
+        )
+        return {"selector": selector, "selector_state": state}
+
+    def blank(self, task: Task, roster: Roster, round: Round) -> dict[str, Any]:
+        selector = task.shape("selector", labels=list(roster))
+        return {"selector": selector, "selector_state": blank_state(self.training, selector)}
+
+    def router(self, task: Task, released: Any) -> Router | None:
+        return NetworkRouter(task, released.selector, list(released.personal))
+
+
+def selector_job(selector: Weights, site: Site, training: str, lr: float) -> Job:
+    """Equation 2: the right answer for every image of a site is the site itself."""
+    sites = list(site.roster)
+    own = sites.index(site.card.name)
+
+    def loss(output: Any, batch: Batch) -> Tensor:
+        target = torch.full((len(batch.cases),), own, device=output.device)
+        return torch.nn.functional.cross_entropy(output.float(), target)
+
+    return Job(selector, kind="selector", labels=sites, loss=loss, step=training == "paper", lr=lr, fresh=True)
 
 
 def check_fields(**fields: tuple[str, tuple[str, ...]]) -> None:

@@ -17,7 +17,7 @@ from consilium.reports.grouping import Group
 from consilium.reports.reading import Curve, Headline, RunView, lower_is_better
 from consilium.reports.tables import SITE_MEAN, Comparison, called, cells, site_mean_interval
 from consilium.reports.tables import elsewhere as local_elsewhere
-from consilium.scores import selection
+from consilium.scores import CHOSEN, Row, selection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,7 +119,20 @@ def selected(group: Group) -> Picture | None:
     own = {site: sum(v for k, v in found.items() if k == f"personal/{site}") for site, found in frequencies.items()}
     words = ", ".join(f"{site} {100 * share:.0f} %" for site, share in own.items())
     alt = f"Share of test cases sent to the site's own personal model: {words}"
-    return _picture(figures.selection_bars(frequencies), alt, caption=f"Selector of {group.name}")
+    caption = "; ".join([f"Selector of {group.name}", *_selector_notes(group.runs[0].best_rows, frequencies)])
+    return _picture(figures.selection_bars(frequencies), alt, caption=caption)
+
+
+def _selector_notes(rows: Sequence[Row], frequencies: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What a reader must know of a selector besides its choices."""
+    notes = []
+    if all(set(found) == {"global"} for found in frequencies.values()):
+        notes.append("its threshold sends every image to the global model, so the super model is the global model here")
+    known = {row.site for row in rows if row.metric == "routed"}
+    members = {row.site for row in rows if row.metric.startswith(CHOSEN) and not row.outside}
+    if known and members - known:
+        notes.append(f"it cannot name {', '.join(sorted(members - known))}, away when it was made")
+    return notes
 
 
 def relations(group: Group) -> Picture | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from consilium.networks import Network
 from consilium.site import Batch, Mark, Task
+from consilium.tasks.features import pooled_activations
 from consilium.tasks.inference import averaged, on_bench
 from consilium.weights import Weights
 
@@ -77,3 +78,6 @@ class Classification(Task):
         network = on_bench(self, weights, kind, labels)
         with torch.no_grad():
             return network(images.to(self.device)).cpu()  # type: ignore[no-any-return]
+
+    def features(self, weights: Weights, images: Tensor) -> Tensor:
+        return pooled_activations(on_bench(self, weights, "model", None), images.to(self.device))

@@ -14,6 +14,7 @@ from consilium.data.site_folder import inside_of
 from consilium.networks import Network
 from consilium.networks.plain_unet import Supervised
 from consilium.site import Batch, Mark, Task
+from consilium.tasks.features import pooled_activations, windows
 from consilium.tasks.inference import averaged, on_bench
 from consilium.tasks.overlap import cleaned, overlap
 from consilium.weights import Weights
@@ -189,9 +190,7 @@ class Segmentation(Task):
         self, weights: Weights, images: Tensor, kind: str = "model", labels: Sequence[str] | None = None
     ) -> Tensor:
         network = on_bench(self, weights, kind, labels)
-        images = images.to(self.device)
-        if self.dimensions == 2:
-            images = images.contiguous(memory_format=torch.channels_last)
+        images = self._placed(images)
         with torch.no_grad():
             if self.patch and kind != "selector":
                 from monai.inferers import sliding_window_inference
@@ -202,6 +201,17 @@ class Segmentation(Task):
         if self.unannotated == "ignored" and kind == "model" and not self.overlapping:
             output[:, 0] = 0.0  # nothing was learned about background: it is where every label's own logit is negative
         return output  # type: ignore[no-any-return]
+
+    def _placed(self, images: Tensor) -> Tensor:
+        images = images.to(self.device)
+        return images.contiguous(memory_format=torch.channels_last) if self.dimensions == 2 else images
+
+    def features(self, weights: Weights, images: Tensor) -> Tensor:
+        network = on_bench(self, weights, "model", None)
+        images = self._placed(images)
+        # the mean over windows where the study asks for patches: a whole volume may not fit
+        parts = [pooled_activations(network, images[:, :, *window]) for window in windows(images.shape[2:], self.patch)]
+        return torch.stack(parts).mean(0)
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:

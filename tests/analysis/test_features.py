@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from consilium.analysis.features import laid_out, penultimate, selector_features, separation
+from consilium.analysis.features import laid_out, selector_features, separation
 from consilium.analysis.opening import Runs
 from consilium.errors import UserError
+from consilium.methods.routing import NetworkRouter, penultimate
 from tests.toy import SIZES
 
 SITES = ["ada"] * 12 + ["bea"] * 12 + ["cid"] * 12
@@ -72,7 +73,8 @@ def test_features_of_a_run_give_back_its_selections(finished: Mapping[str, Path]
     worker = run.worker("bea")
     model = run.super_model(worker)
     (batch,) = worker.site.data.whole("test", 16)
-    weight, bias = list(model.selector.values())[-2:]
+    assert isinstance(model.router, NetworkRouter)
+    weight, bias = list(model.router.weights.values())[-2:]
     rows = [i for i, one in enumerate(found.seen) if (one.site, one.split) == ("bea", "test")]
     scores = torch.from_numpy(found.values[rows]).float() @ weight.T + bias
-    assert torch.allclose(scores.softmax(1), model.chances(batch.images), atol=1e-6)
+    assert torch.allclose(scores.softmax(1), model.routes(batch.images).chances, atol=1e-6)

@@ -31,6 +31,7 @@ from tests.claims.told import SEEDS, TINY, WORKERS, Tell, finished, said
 pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("claims"), pytest.mark.timeout(4 * 3600)]
 
 ROUNDS, SHORT = (3, 2) if TINY else (100, 40)
+EARLY = 2 if TINY else 20  # rounds after which the discriminant must route already
 PIXELS = 32 if TINY else SIZE
 PULLS = [0.3, 0.9] if TINY else [0.3, 0.5, 0.7, 0.9]
 
@@ -81,6 +82,21 @@ def trained(place: Path, name: str, kind: str, methods: list[str], rounds: int, 
 @pytest.fixture(scope="session")
 def demo(place: Path) -> SuiteResult:
     return trained(place, "demo", "retina", ["pooled", "local", "fedavg", "fedsm"], ROUNDS, DEMO_PULL)
+
+
+CLOSED = f'{DEMO_PULL}\n"method.selector_training" = "discriminant"'
+
+
+@pytest.fixture(scope="session")
+def early(place: Path) -> SuiteResult:
+    """FedSM with its selector in closed form, after few rounds; else as in the demo."""
+    return trained(place, "early", "retina", ["fedsm"], EARLY, CLOSED)
+
+
+@pytest.fixture(scope="session")
+def closed(place: Path) -> SuiteResult:
+    """The same after many rounds."""
+    return trained(place, "closed", "retina", ["fedsm"], ROUNDS, CLOSED)
 
 
 @pytest.fixture(scope="session")
@@ -143,10 +159,35 @@ def _owners(run: RunView) -> set[str]:
     return {row.of for row in run.best_rows if row.of}
 
 
-def test_the_selector_learns_in_step_and_collapses_as_printed(
+def test_the_discriminant_routes_after_few_rounds_and_after_many(
+    closed: SuiteResult, early: SuiteResult, tell: Tell
+) -> None:
+    """Routed right: the selector's most probable site is the case's own. Every seed by itself."""
+    for rounds, result in ((EARLY, early), (ROUNDS, closed)):
+        for run in entrant(result, "FedSM").runs:
+            sites = summarise(run.best_rows, "test")["super"]["routed"][""]
+            tell(f"discriminant, {rounds} rounds, seed {run.seed}: routed right {sites['site_mean']:.3f}")
+            assert sites["site_mean"] >= 0.95
+
+
+def test_the_super_model_keeps_up_with_its_parts(closed: SuiteResult, tell: Tell) -> None:
+    """Within 0.005 of its own personal models at home on test, and on validation not below its own global model."""
+    for run in entrant(closed, "FedSM").runs:
+        test, valid = (
+            {m: found["dice"]["mean"]["site_mean"] for m, found in summarise(run.best_rows, split).items()}
+            for split in ("test", "valid")
+        )
+        tell(
+            f"seed {run.seed}: super − personal, test {test['super'] - test['personal']:+.4f}; "
+            f"super − global, validation {valid['super'] - valid['global']:+.4f}"
+        )
+        assert test["super"] >= test["personal"] - 0.005
+        assert valid["super"] >= valid["global"] - 0.002
+
+
+def test_a_network_learns_to_route_in_step_and_collapses_as_printed(
     demo: SuiteResult, as_printed: SuiteResult, tell: Tell
 ) -> None:
-    """Routed right: the selector's most probable site is the case's own."""
     right = {name: _routed(result) for name, result in (("synchronised", demo), ("paper", as_printed))}
     for name, (share, low, high) in right.items():
         tell(f"images routed to their own site, {name}: {share:.3f} (95 % interval {low:.3f} to {high:.3f})")

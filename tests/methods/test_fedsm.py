@@ -16,7 +16,8 @@ from consilium.data.cases import Cases
 from consilium.errors import StudyError
 from consilium.learning.fit import fit
 from consilium.method import Best, OptimizerState, Valid
-from consilium.methods.fedsm import FedSM, pulled, selector_job
+from consilium.methods.fedsm import FedSM, pulled
+from consilium.methods.selector import selector_job
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
 from consilium.site import Batch, Local, Round, SiteCard
@@ -156,7 +157,7 @@ def counted(scores: tuple[float, ...], cases: int) -> FedSM.Uplink:
 def test_the_merge_by_hand() -> None:
     """w_g by cases: (1·9 + 2·0 + 6·3)/9 = 3. w_s: the mean gradient (9 + 0 − 18)/9 = −1, Adam steps up by η_s."""
     replies = {"ada": uplink(9, 1, 9), "bea": uplink(0, 2, 0), "cid": uplink(3, 6, -3)}
-    merged = FedSM(pull=0.7, selector_lr=0.1).merge(server(), replies, FIRST)
+    merged = FedSM(pull=0.7, selector_training="synchronised", selector_lr=0.1).merge(server(), replies, FIRST)
     assert value(merged.global_) == pytest.approx(3.0)
     assert values(merged.personal) == pytest.approx([1.9, 2.45, 4.65])
     assert value(merged.selector) == pytest.approx(2.1)
@@ -184,7 +185,7 @@ def test_the_selector_step_is_adam_on_the_averaged_gradient() -> None:
         replies = {name: uplink(gradient=g) for name, g in zip(("ada", "bea", "cid"), gradients)}
         parameter.grad = mean({name: r.selector for name, r in replies.items()}, state.n)["weight"].clone()  # type: ignore[misc]
         adam.step()
-        state = FedSM(selector_lr=0.05).merge(state, replies, FIRST)
+        state = FedSM(selector_training="synchronised", selector_lr=0.05).merge(state, replies, FIRST)
     assert state.selector["weight"].equal(parameter.detach())
 
 
@@ -222,7 +223,7 @@ def test_the_selectors_right_answer_is_the_site_itself() -> None:
 
 
 def test_all_three_start_from_the_same_weights(federation: Path) -> None:
-    study = toy_study(federation, "fedsm")
+    study = toy_study(federation, "fedsm", method__selector_training="synchronised")
     start = study.method.start(study.task, ROSTER)
     assert {w.digest for w in start.personal.values()} == {start.global_.digest}
     assert list(start.personal) == list(ROSTER) == ["ada", "bea", "cid"]
@@ -230,8 +231,9 @@ def test_all_three_start_from_the_same_weights(federation: Path) -> None:
 
 
 def test_a_site_gets_its_own_personal_model_only() -> None:
-    order = FedSM().send(server(), ROSTER["bea"], FIRST)
+    order = FedSM(selector_training="synchronised").send(server(), ROSTER["bea"], FIRST)
     assert (value(order.global_), value(order.personal), value(order.selector), order.trial) == (0.0, 20.0, 2.0, None)
+    assert FedSM(selector_training="discriminant").send(server(), ROSTER["bea"], FIRST).selector is None
 
 
 @pytest.mark.parametrize(("state", "steps"), [("kept", 2), ("fresh", 0)])
@@ -253,6 +255,7 @@ def test_two_models_and_a_selector_travel(federation: Path, tmp_path: Path) -> N
     """2|w_g| + |w_s| each way, within 2 %: no optimiser moments, no other site's model."""
     study = toy_study(
         federation, "fedsm", study__rounds=1, method__confidence=0.5, local__batch_size=12,
+        method__selector_training="synchronised",
         task__widths=[32, 64, 128], task__selector_widths=[32, 64, 128],
     )  # fmt: skip
     result = run(study, tmp_path, workers=0)
@@ -273,9 +276,10 @@ def test_one_site_is_refused() -> None:
 
 
 def test_a_pull_below_one_over_k_is_warned_of() -> None:
-    (warning,) = FedSM(pull=0.3).check(None, ROSTER, Local())  # type: ignore[arg-type]
+    networks = {"selector_training": "synchronised"}
+    (warning,) = FedSM(pull=0.3, **networks).check(None, ROSTER, Local())  # type: ignore[arg-type]
     assert "pull = 0.3 is below 1/K = 0.333" in warning
-    assert FedSM(pull=1 / 3).check(None, ROSTER, Local()) == []  # type: ignore[arg-type]
+    assert FedSM(pull=1 / 3, **networks).check(None, ROSTER, Local()) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pull", [0.0, -0.1, 1.01, float("nan")])
@@ -334,8 +338,9 @@ def test_jointly_the_super_model_decides() -> None:
 
 
 def test_calibration_comes_last_and_only_if_tuned() -> None:
-    assert [phase.name for phase in FedSM(confidence=0.9).phases(5)] == ["train"]
-    train, calibrate = FedSM().phases(5)
+    networks: Any = {"selector_training": "synchronised"}
+    assert [phase.name for phase in FedSM(confidence=0.9, **networks).phases(5)] == ["train"]
+    train, calibrate = FedSM(**networks).phases(5)
     assert (train.rounds, calibrate.rounds, calibrate.counts, calibrate.from_best) == (5, 1, False, True)
     assert FedSM(confidence=0.9).start(toy_task(), ROSTER).confidence == 0.9
 

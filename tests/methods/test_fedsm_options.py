@@ -61,7 +61,8 @@ def test_the_loss_of_the_model_and_of_the_selector_are_both_told(federation: Pat
     """In the first round the selector meets the same batches whoever makes the personal models."""
     told = {}
     for personal in ("softpull", "apfl"):
-        study = toy_study(federation, "fedsm", method__personal=personal, study__rounds=1, method__confidence=0.5)
+        fields = {"study__rounds": 1, "method__confidence": 0.5, "method__selector_training": "synchronised"}
+        study = toy_study(federation, "fedsm", method__personal=personal, **fields)
         events = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder).events()
         told[personal] = [event for event in events if event["event"] == "train"]
         assert all(0 < event["loss"] < 1 and event["steps"] >= 4 for event in told[personal])  # a Dice loss
@@ -161,6 +162,7 @@ def test_the_other_trainings_run_end_to_end(training: str, federation: Path, tmp
 def test_each_models_best_round_and_the_joint_one_can_both_be_had(federation: Path, tmp_path: Path) -> None:
     """The same training kept two ways: what "each" reports as jointly best is what "joint" keeps."""
     fields: dict[str, Any] = {"study__rounds": 4, "study__score_every": 1, "method__confidence": 0.0}
+    fields["method__selector_training"] = "synchronised"
     each, joint = (
         simulation.run(toy_study(federation, "fedsm", method__best=best, **fields), tmp_path, workers=0)
         for best in ("each", "joint")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consilium.errors import StudyError
-from consilium.methods.routing import GRID, SuperModel, calibration, chosen_confidence
+from consilium.methods.routing import GRID, NetworkRouter, SuperModel, calibration, chosen_confidence
 from consilium.site import Mark, SiteCard
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import Weights
@@ -31,7 +31,8 @@ class Routed(Line):
 def super_model(gamma: float, home: str = "ada") -> SuperModel:
     """Global gives 10 x, ada x, bea 2 x; ada's chance is 1/(1 + e⁻ˣ): even at x = 0, .88 at x = 2."""
     selector = Weights({"weight": torch.tensor([[0.5], [-0.5]])})
-    return SuperModel(Routed(), line(10.0), {"ada": line(1.0), "bea": line(2.0)}, selector, gamma, home)
+    router = NetworkRouter(Routed(), selector, ["ada", "bea"])
+    return SuperModel(Routed(), line(10.0), {"ada": line(1.0), "bea": line(2.0)}, router, gamma, home)
 
 
 IMAGES = torch.tensor([[2.0], [-2.0], [0.1]])
@@ -74,7 +75,8 @@ def test_extremes_hold_for_any_network(federation: Path) -> None:
     images = torch.rand(6, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     for sharpness in (1.0, 1e4):  # even odds, and chances that round to 1
         for gamma, expected in ((0.0, {"personal"}), (1.0, {"global"})):
-            model = SuperModel(task, task.initial(), personal, selector * sharpness, gamma, "")
+            router = NetworkRouter(task, selector * sharpness, list(SIZES))
+            model = SuperModel(task, task.initial(), personal, router, gamma, "")
             assert {choice.model for choice in model.answer(images).choices} == expected
 
 
@@ -108,7 +110,8 @@ def test_the_ends_of_the_tally_are_all_personal_and_all_global(federation: Path,
     task = study.task
     assert isinstance(task, Segmentation)
     personal = {name: task.initial(draw=i + 1) for i, name in enumerate(SIZES)}
-    model = SuperModel(task, task.initial(), personal, task.initial("selector", labels=list(SIZES)), 0.0, "bea")
+    router = NetworkRouter(task, task.initial("selector", labels=list(SIZES)), list(SIZES))
+    model = SuperModel(task, task.initial(), personal, router, 0.0, "bea")
     sums, cases = calibration(model, here)
     (valid,) = here.data.whole("valid", 10)
     for gamma, at in ((0.0, 0), (1.0, -1)):
@@ -139,6 +142,13 @@ def tally(**better: float) -> tuple[tuple[float, ...], int]:
 )
 def test_the_best_gamma_on_pooled_validation(tallies: list[Any], expected: float) -> None:
     assert chosen_confidence(tallies) == expected
+
+
+def test_no_gamma_below_the_global_model_in_the_mean_over_sites() -> None:
+    """γ = 0 is best pooled: 40 + 0 against 30 + 1. Over sites it is worse than the global model: .5 against .875."""
+    large, small = ((40.0,) * 12 + (30.0,), 40), ((0.0,) * 12 + (1.0,), 1)
+    assert chosen_confidence([large, small]) == 1.0
+    assert chosen_confidence([large]) < 1.0  # type: ignore[operator]
 
 
 def test_nobody_with_validation_cases() -> None:

@@ -21,7 +21,7 @@ def of_features(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
         yield Finding(
             "features",
             "What the selector sees",
-            f"{len(found.seen)} cases of {len(run.sites)} sites by the selector's last hidden features"
+            f"{len(found.seen)} cases of {len(run.sites)} sites by the features the selector decides by"
             + ("" if apart is None else f"; silhouette of the sites {apart:.2f}"),
             facts,
             {"features": figures.feature_map(points, found.seen, options.layout)},
