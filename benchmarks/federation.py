@@ -7,7 +7,9 @@ import itertools
 import json
 import secrets
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -23,9 +25,10 @@ from nvflare.apis.signal import Signal
 
 from benchmarks.measuring import Measured, load, peak_of_tree
 from benchmarks.small import SITES, small_study, write_small
-from consilium.federation.kits import ALLOWED
-from consilium.federation.office import Office
-from consilium.federation.trial import Local, local_federation
+from consilium.federation.office import Office, open_office
+from consilium.federation.supervisor import prepare, start
+from consilium.federation.trial import START, Local, settle, stopped_by_signals
+from consilium.study import Study
 from consilium.tree import flatten, to_bytes
 
 COUNT = 6
@@ -90,16 +93,17 @@ class EchoServer(Controller):  # type: ignore[misc]
 
 
 def deployed_rounds(folder: Path, repeats: int) -> list[Measured]:
-    """Two jobs of one federation: ours, then the echo."""
+    """Two jobs with the same kits: ours, then the echo on NVIDIA FLARE's own start."""
     data = write_small(folder / "small")
     study = small_study(data, "benchmarks.nothing:Drift", COUNT, rounds=1 + repeats)
     size = len(to_bytes(flatten(study.method.send(_server(study), None, None))))
-    with local_federation(study, SITES[:COUNT], folder / "federation") as (local, office):
-        _allow_ourselves(local, "benchmarks.nothing:Drift")
-        office.wait(office.submit(study), 1800.0)
-        ours = median(_rounds(local)[1:])
+    local = settle(study, SITES[:COUNT], folder / "federation")
+    with _processes(local, "benchmarks.nothing:Drift") as office:
+        _submit_study(office, study)
+    with _processes(local) as office:
         _submit_echo(office, folder, size, repeats)
-        theirs = median(json.loads((local.kits["server"] / FOUND).read_text()))
+    ours = median(_rounds(local)[1:])
+    theirs = median(json.loads((local.kits["server"] / FOUND).read_text()))
     what = f"a deployed round of {COUNT} sites that train nothing, 30 MB of weights"
     return [Measured("federation", what, ours, "plain echo", theirs, "s", ours / theirs, 1.5, facts={"load": load()})]
 
@@ -116,15 +120,13 @@ def large_messages(folder: Path, repeats: int) -> list[Measured]:
     data = write_small(folder / "small")
     study = small_study(data, "benchmarks.nothing:Bulk", 1, rounds=2, widths=(4, 8))
     size = study.method.megabytes * (1 << 20)
-    with local_federation(study, SITES[:1], folder / "large") as (local, office):
-        _allow_ourselves(local, "benchmarks.nothing:Bulk")
-        with peak_of_tree(local.processes["server"].pid) as peak:
-            job = office.submit(study)
-            office.wait(job, 1800.0)
-        outcome = office.outcome(job)
-        if outcome["state"] != "finished":
-            raise RuntimeError(outcome["said"])
-        seconds = _rounds(local)[-1]
+    local = settle(study, SITES[:1], folder / "large")
+    with (
+        _processes(local, "benchmarks.nothing:Bulk") as office,
+        peak_of_tree(local.processes["server"].pid) as peak,
+    ):
+        _submit_study(office, study)
+    seconds = _rounds(local)[-1]
     what = "the server's memory while 1 GB goes to a site and back"
     facts = {"seconds for a round": seconds, "load": load()}
     took = peak()
@@ -133,16 +135,51 @@ def large_messages(folder: Path, repeats: int) -> list[Measured]:
     ]
 
 
-def _allow_ourselves(local: Local, method: str) -> None:
-    """Job processes read these files when they start."""
-    for name, kit in local.kits.items():
-        path = kit / "local/resources.json"
-        if path.exists():
-            settings = json.loads(path.read_text())
-            path.write_text(json.dumps({**settings, "class_allow_list": [*ALLOWED, "benchmarks.federation"]}))
-        if name in SITES:
-            with local.hospital(name).open("a") as file:
-                file.write(f'[limits]\ncode = ["{method}"]\n')
+@contextmanager
+def _processes(local: Local, method: str = "") -> Iterator[Office]:
+    """Server and sites until the block ends: ours, all of which allow `method`, or else NVIDIA FLARE's own."""
+    with stopped_by_signals(), ExitStack() as stack:
+        stack.callback(local.end)
+        for name, kit in local.kits.items():
+            if name == "office":
+                continue
+            kind = "server" if name == "server" else "site"
+            hospital = None if kind == "server" else local.hospital(name)
+            if hospital and method:
+                with hospital.open("a") as file:
+                    file.write(f'[limits]\ncode = ["{method}"]\n')
+            arguments, variables = prepare(kit, kind, hospital, [method])
+            if not method:
+                _reopen(kit)
+                flare = "server" if kind == "server" else "client"
+                arguments[3:5] = [f"nvflare.private.fed.app.{flare}.{flare}_train"]
+            local.processes[name] = start(kit, arguments, variables)
+        office = stack.enter_context(open_office(local.kits["office"], START))
+        office.wait_for(office.sites, START)
+        yield office
+
+
+def _reopen(kit: Path) -> None:
+    """NVIDIA FLARE's own way to start jobs and to reach them, and the echo's classes: our start takes studies only."""
+    path = kit / "local" / "resources.json"
+    settings = json.loads(path.read_text())
+    default = json.loads(path.with_name("resources.json.default").read_text())
+    (launcher,) = (part for part in default["components"] if part["id"] == "process_launcher")
+    others = [part for part in settings["components"] if part["id"] != "process_launcher"]
+    settings |= {"components": [*others, launcher], "class_allow_list": ["benchmarks.federation"]}
+    del settings["app_validator"]
+    path.write_text(json.dumps(settings))
+    path = kit / "local" / "comm_config.json"
+    internal = {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "clear"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "internal": internal}))
+
+
+def _submit_study(office: Office, study: Study) -> None:
+    job = office.submit(study)
+    office.wait(job, 1800.0)
+    outcome = office.outcome(job)
+    if outcome["state"] != "finished":
+        raise RuntimeError(outcome["said"])
 
 
 def _rounds(local: Local) -> list[float]:
