@@ -13,8 +13,9 @@ from consilium.errors import StudyError
 from consilium.learning.fit import learning_rate
 from consilium.learning.gradients import Bench, Stepper, mixed, seeded_batches
 from consilium.method import OptimizerState, PersonalModel, message
+from consilium.methods.shares import WithShares
 from consilium.site import Roster, Round, Site, Task
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class APFL(PersonalModel):
+class APFL(WithShares, PersonalModel):
     """Each site mixes a model of its own with the shared one: v̄ = α v + (1 − α) w, parameters, not outputs."""
 
     mix: float = 0.5  # α: how much of the personal model is the site's own
@@ -61,6 +62,7 @@ class APFL(PersonalModel):
         personal: Weights  # v̄, the model in use
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.mix <= 1:
             raise StudyError(f"[method] mix = {self.mix}: α must be in [0, 1].")
 
@@ -77,7 +79,7 @@ class APFL(PersonalModel):
         return self.Uplink(done.shared, done.loss, done.steps), kept
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
 
 
 def apfl_round(

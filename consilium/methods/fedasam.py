@@ -11,12 +11,13 @@ from consilium.errors import StudyError
 from consilium.learning.gradients import Bench, Stepper, seeded_batches
 from consilium.learning.sharpness import moved, perturbation
 from consilium.method import GlobalModel, OptimizerState
+from consilium.methods.shares import WithShares
 from consilium.site import Batch, Round, Site
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class FedASAM(GlobalModel):
+class FedASAM(WithShares, GlobalModel):
     """FedAvg whose sites take the gradient at w + ε, the worst point near w, and step from w with it (ASAM)."""
 
     rho: float = 0.7  # ρ, how far the ascent goes, in multiples of the weights; 0 is FedAvg
@@ -30,6 +31,7 @@ class FedASAM(GlobalModel):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ascent(self.rho, self.eta)
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
@@ -37,7 +39,7 @@ class FedASAM(GlobalModel):
         return self.Uplink(weights, loss, steps), self.Memory(states=states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
 
 
 def check_ascent(rho: float, eta: float) -> None:

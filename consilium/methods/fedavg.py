@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 from consilium.learning.fit import Job, fit
 from consilium.method import GlobalModel
+from consilium.methods.shares import WithShares
 from consilium.site import Round, Site
-from consilium.weights import SiteName, mean
+from consilium.weights import SiteName
 
 
 @dataclass(frozen=True)
-class FedAvg(GlobalModel):
+class FedAvg(WithShares, GlobalModel):
     """One shared model, averaged by numbers of cases: w = Σ (n_k / n) w_k over the sites that answered."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-efficient learning of deep networks (AISTATS 2017)"
@@ -24,4 +25,4 @@ class FedAvg(GlobalModel):
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(states=fits.states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from consilium.learning.fit import Job, fit
 from consilium.method import PersonalModel, message
+from consilium.methods.shares import WithShares
 from consilium.site import Roster, Round, Site, Task
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class FedAvgLocal(PersonalModel):
+class FedAvgLocal(WithShares, PersonalModel):
     """FedAvg, in which a site uses its locally trained copy of the shared model."""
 
     paper: ClassVar[str] = "Luo & Wu, Adapt to adaptation (IJCAI 2022), where it is a baseline"
@@ -45,4 +46,4 @@ class FedAvgLocal(PersonalModel):
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights, states=fits.states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)

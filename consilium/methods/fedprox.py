@@ -13,12 +13,13 @@ from torch import Tensor
 from consilium.errors import StudyError
 from consilium.learning.fit import Job, fit
 from consilium.method import GlobalModel
+from consilium.methods.shares import WithShares
 from consilium.site import Round, Site
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class FedProx(GlobalModel):
+class FedProx(WithShares, GlobalModel):
     """FedAvg whose sites are held near the shared model: their loss gains (μ/2) ‖w − w_g‖²; μ = 0 is FedAvg."""
 
     mu: float = 0.01  # μ, the strength of the pull to the shared model
@@ -29,6 +30,7 @@ class FedProx(GlobalModel):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.mu < math.inf:
             raise StudyError(f"[method] mu = {self.mu}: it cannot be negative; 0 is FedAvg.")
 
@@ -38,7 +40,7 @@ class FedProx(GlobalModel):
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(states=fits.states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        return self.Server(mean({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
 
 
 def proximal_job(site: Site, anchor: Weights, mu: float) -> Job:

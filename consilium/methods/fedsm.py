@@ -24,6 +24,7 @@ from consilium.methods.per_fedavg import PerFedAvg, meta_adapted, meta_round
 from consilium.methods.pfedme import PFedMe, moreau_round
 from consilium.methods.routing import GRID, ROUTES, SuperModel, calibration, chosen_confidence
 from consilium.methods.selector import TRAININGS, NetworkSelector, Selector, check_fields, check_sites, weak_pull
+from consilium.methods.shares import WithShares
 from consilium.site import Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
 from consilium.weights import SiteName, Weights, mean
 
@@ -37,7 +38,7 @@ SELECTOR_FIELDS = ("selector", "selector_state", "discriminant", "router")  # of
 
 
 @dataclass(frozen=True)
-class FedSM(Method):
+class FedSM(WithShares, Method):
     """A global model, a personal model per site (SoftPull), and a selector that routes each image (Algorithms 1, 2)."""
 
     pull: float = 0.7  # λ in (0, 1]: how much of its own model a site keeps; 1/K is uniform averaging, 1 local training
@@ -114,6 +115,7 @@ class FedSM(Method):
         mix: float  # APFL's α
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.pull <= 1:
             raise StudyError(f"[method] pull = {self.pull}: λ must be in (0, 1].")
         if isinstance(self.confidence, str) and self.confidence != "tuned":
@@ -141,6 +143,8 @@ class FedSM(Method):
             if self.personal_fields:
                 raise StudyError("[method] personal_fields go with another `personal` than softpull.")
             return None
+        if "shares" in self.personal_fields:
+            raise StudyError("[method] personal_fields: 'shares' is FedSM's own here; write it in [method].")
         try:
             return fill(PARTNERS[self.personal], self.personal_fields, "method")
         except StudyError as error:
@@ -265,7 +269,7 @@ class FedSM(Method):
         personal: dict[SiteName, Any] = {k: r.personal for k, r in replies.items() if r.personal is not None}
         if round.phase == "adapt":
             return self._with(server, personal={**server.personal, **personal})
-        global_ = mean({name: r.global_ for name, r in replies.items()}, server.n)  # type: ignore[misc]
+        global_ = self.average({name: r.global_ for name, r in replies.items()}, server.n)  # type: ignore[misc]
         shared = server.shared
         if shared is not None:
             average = mean({k: r.shared for k, r in replies.items()}, dict.fromkeys(replies, 1.0))  # type: ignore[misc]

@@ -25,8 +25,9 @@ from consilium.methods.selector import (
     selector_reply,
     weak_pull,
 )
+from consilium.methods.shares import WithShares
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @message
@@ -38,7 +39,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class LateSelector(Method):
+class LateSelector(WithShares, Method):
     """Phase "models": w_g by averaging, w_{p,k} by SoftPull. Phase "selector", from the best models: only w_s."""
 
     pull: float = 0.7  # λ in (0, 1]
@@ -88,6 +89,7 @@ class LateSelector(Method):
         home: SiteName
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.pull <= 1:
             raise StudyError(f"[method] pull = {self.pull}: λ must be in (0, 1].")
         if self.selector_rounds < 0:
@@ -172,7 +174,7 @@ class LateSelector(Method):
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         if round.phase == "models":
             personal = pulled({k: r.personal for k, r in replies.items()}, self.pull)  # type: ignore[misc]
-            global_ = mean({k: r.global_ for k, r in replies.items()}, server.n)  # type: ignore[misc]
+            global_ = self.average({k: r.global_ for k, r in replies.items()}, server.n)  # type: ignore[misc]
             return self._with(server, global_=global_, personal={**server.personal, **personal})
         holders = tuple(sorted({*server.holders, *(name for name, reply in replies.items() if reply.holds)}))
         sent = {name: (reply.selector, reply.selector_state) for name, reply in replies.items()}

@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job, fit
 from consilium.method import PersonalModel, Phase, message
+from consilium.methods.shares import WithShares
 from consilium.site import Roster, Round, Site, SiteCard, Task
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 ADAPT = Phase("adapt", 1, counts=False, from_best=True)  # after the paper's rounds, from the best global model
 
 
 @dataclass(frozen=True)
-class FineTuned(PersonalModel):
+class FineTuned(WithShares, PersonalModel):
     """Sites train the shared model in the method's own way (`job`); in the last phase each tunes it for itself."""
 
     finetune_epochs: int = 1  # E, local epochs of the adaptation
@@ -41,6 +42,7 @@ class FineTuned(PersonalModel):
         personal: Weights | None  # once adapted
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.finetune_epochs < 1:
             raise StudyError(f"[method] finetune_epochs = {self.finetune_epochs}: it must be at least 1.")
         if self.finetune_lr < 0:
@@ -71,7 +73,7 @@ class FineTuned(PersonalModel):
         if round.phase == "adapt":
             return server
         models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
-        return self.Server(mean(models, server.n), server.n)
+        return self.Server(self.average(models, server.n), server.n)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)

@@ -17,8 +17,9 @@ from consilium.learning.pseudo_labels import Maps, Said, maps_of, opinions, read
 from consilium.method import LossOfBatch, Maybe, Method, OptimizerState, Phase, message
 from consilium.methods.merged import check_exclusive, merged_logits
 from consilium.methods.selector import check_fields
+from consilium.methods.shares import WithShares
 from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 PAPER = "Jiang et al., UFPS: a unified framework for partially annotated federated segmentation (Patterns 2024)"
 DIFFERENCES = (
@@ -53,7 +54,7 @@ Teach = Callable[[Batch], Lesson]
 
 
 @dataclass(frozen=True)
-class PseudoLabelled(Method):
+class PseudoLabelled(WithShares, Method):
     """Phase "teacher": each site trains one on its own organs. Phase "train": one model of all organs on their labels.
 
     A method's own part is how a site learns from a labelled batch (`learn`) and how the server averages (`averaged`).
@@ -97,6 +98,7 @@ class PseudoLabelled(Method):
         global_: Weights
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.teacher_rounds < 0:
             raise StudyError(f"[method] teacher_rounds = {self.teacher_rounds}: it cannot be negative.")
         check_fields(teachers=(self.teachers, ("cached", "live")))
@@ -235,8 +237,9 @@ class PseudoLabelled(Method):
         return replace(server, teachers=teachers, holders={**server.holders, **had})
 
     def averaged(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        """The server after the sites that trained have answered; here: averaged by numbers of cases."""
-        return replace(server, global_=mean({name: reply.global_ for name, reply in replies.items()}, server.n))
+        """The server after the sites that trained have answered; here: averaged by `shares`."""
+        models = {name: reply.global_ for name, reply in replies.items()}
+        return replace(server, global_=self.average(models, server.n))
 
     def release(self, server: Any, site: SiteCard | None) -> Any:
         return self.Release(server.global_)

@@ -256,12 +256,12 @@ class UFPS(PseudoLabelled):
 
     def averaged(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
         models = {name: reply.global_ for name, reply in replies.items()}
-        global_ = mean(models, server.n)
+        global_ = self.average(models, server.n)
         if self._trusts(round):
             shares = trust(
                 {name: reply.uncertainty_mean for name, reply in replies.items()},
                 {name: reply.uncertainty_variance for name, reply in replies.items()},
-                server.n,
+                self.shares_of(server.n),
                 self.tau_mean,
                 self.tau_variance,
             )
