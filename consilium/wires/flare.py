@@ -163,7 +163,8 @@ class FlareWire(SiteWire):
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         waiting = sorted(self.line.back() & self.roster.keys())
-        if waiting and self._rounds:  # a job makes at least one round
+        able = len(orders.keys() & (self.line.here() - self.line.back())) >= self.study.plan.min_sites
+        if waiting and (self._rounds or not able):  # a job makes at least one round, if it can
             events, now = self.folder.events(), datetime.datetime.now(datetime.UTC)
             back = [name for name in waiting if may_return(events, name, now)]
             if back:

@@ -79,6 +79,21 @@ def test_a_site_that_crashes_again_and_again_does_not_stop_the_others(
     assert same_bits(study, folder, tmp_path / "again")
 
 
+def test_a_job_that_can_make_no_round_without_a_returned_site_goes_on_at_once(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """bea registered again just after the job began: with min_sites = 3 there is no round to make first."""
+    study = toy_study(federation, study__min_sites=3)
+    travelling, folder = interrupted(study, hospitals, tmp_path / "server")
+    line = Direct(travelling, hospitals)
+    line.returned = {"bea"}
+    with pytest.raises(GoOn, match="bea"):
+        run(travelling, folder, line)
+    assert len(events(folder, "round")) == 2
+    run(travelling, RunFolder.open(folder.path), Direct(travelling, hospitals))
+    assert not events(folder, "lost")
+
+
 # ------------------------------------------------------------------------------------ a site that hangs
 
 
