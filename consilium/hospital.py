@@ -19,6 +19,7 @@ from consilium.methods import ALIASES, METHODS
 from consilium.study import Study, make_study
 from consilium.tasks import Facts
 
+RULES = "hospital.toml"  # its name in the folder of a simulated site that rehearses it
 EXAMPLE = """\
 # What this hospital lets the federation do. Nobody else reads this file.
 site = {site}          # the name on the kit and in the site folder's site.toml

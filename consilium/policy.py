@@ -89,6 +89,7 @@ class HospitalPolicy:
     """The rules of a hospital.toml, counted from the hospital's own log of what left."""
 
     limits: Limits
+    labels: tuple[str, ...]  # what the hospital annotates, in the order of the mask values
     secret: bytes
     memory: Path  # the hospital's folder; its log is of all studies
 
@@ -97,6 +98,8 @@ class HospitalPolicy:
         return hmac.new(self.secret, name.encode(), hashlib.sha256).hexdigest()[:16]
 
     def check(self, study: Study) -> None:
+        if tuple(study.facts.labels) != self.labels:
+            raise Refused("labels", f"the study has {study.facts.labels}, this hospital {self.labels}")
         if why := too_little_privacy(self.limits, study):
             raise Refused("privacy", why)
 

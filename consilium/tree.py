@@ -54,6 +54,9 @@ HEADER_BYTES = 1 << 26  # the longest header that is parsed
 class PacketError(UserError):
     """A packet is damaged or is not of the type its receiver expects."""
 
+    def __init__(self, why: str) -> None:
+        super().__init__(why if len(why) <= 1500 else f"{why[:1500]}…")  # a sender does not choose how much we log
+
 
 # ---------------------------------------------------------------------------------------------- declared ranges
 
@@ -321,7 +324,7 @@ def from_text(text: str, kind: type[T]) -> T:
 
 
 class _NoParts:
-    """For messages that hold no tensors."""
+    """For messages that hold no tensors; both sides have the same version, so nothing may be missing."""
 
     def weights(self, path: str, names: list[str]) -> Weights:
         raise PacketError(f"'{path}' cannot be in a text")
@@ -338,7 +341,7 @@ def assemble(shape: str, kind: type[T], parts: Parts) -> T:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PacketError("the message's shape is not one of ours") from error
     if name != kind.__qualname__:
-        raise PacketError(f"here is a {name}, where a {kind.__qualname__} should be")
+        raise PacketError(f"here is a {str(name)[:60]}, where a {kind.__qualname__} should be")
     return _build(tree, kind, "", parts)  # type: ignore[no-any-return]
 
 
@@ -364,10 +367,12 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
         fields = {f.name: f for f in dataclasses.fields(hint)}
         given = _check(tree, dict, path)
         missing = [field for name, field in fields.items() if name not in given]
-        if set(given) - set(fields) or any(field.default is dataclasses.MISSING for field in missing):
+        crossing = isinstance(reader, _NoParts)
+        lacking = [f for f in missing if crossing or f.default is f.default_factory is dataclasses.MISSING]
+        if set(given) - set(fields) or lacking:
             found = _short(sorted(tree))
             raise PacketError(f"'{path or 'message'}' should have the fields {sorted(fields)}, not {found}")
-        # a field with a default may be missing: an older version did not know it
+        # in a file, a field with a default may be missing: an older version did not know it
         values = {
             name: _build(given[name], hints[name], _field(path, name), reader) for name in fields if name in given
         }
@@ -377,6 +382,10 @@ def _build(tree: Any, hint: Any, path: str, reader: Parts) -> Any:
             _build(key, args[0], path, reader): _build(part, args[1], _join(path, key), reader)
             for key, part in _check(tree, dict, path).items()
         }
+    if origin is tuple and Ellipsis not in args:
+        if len(_check(tree, list, path)) != len(args):
+            raise PacketError(f"'{path}' has {len(tree)} values, where {len(args)} are expected")
+        return tuple(_build(part, args[i], _join(path, str(i)), reader) for i, part in enumerate(tree))
     if origin is tuple:
         return tuple(
             _build(part, args[0], _join(path, str(i)), reader) for i, part in enumerate(_check(tree, list, path))

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from consilium.analysis import relationships, sweeps
+from consilium.analysis import sweeps
 from consilium.analysis.finding import Finding, Options, Say
 from consilium.analysis.findings import models, rounds, selectors, sharing, sites
 from consilium.analysis.opening import Runs
 from consilium.errors import StudyError, UserError
 from consilium.fields import nearest
 from consilium.files import write_json
+from consilium.reports import relationships
 from consilium.reports.figures import to_bytes
 from consilium.reports.grouping import groups
 from consilium.tasks.segmentation import Segmentation

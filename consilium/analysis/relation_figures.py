@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from consilium.analysis.figures import MANY, side_labels
-from consilium.analysis.relationships import Relationships
 from consilium.reports.figures import FAINT, INK, WIDTH, sheet
+from consilium.reports.relationships import Relationships
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

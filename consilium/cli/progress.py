@@ -90,6 +90,8 @@ class _Board:
             return f"{event['method']}: {verb} {many} at {len(event['sites'])} sites ({cases})"
         if what == "warning":
             return f"note: {event['text']}"
+        if what == "left out":
+            return f"note: site '{event['site']}' is left out: {event['why']}"
         if what == "privacy":
             told = f"ε {event['epsilon']:.3g} at δ {event['delta']:.3g} over {event['rounds']} rounds"
             return f"note: differential privacy of every site's training cases: {told}"

@@ -36,6 +36,13 @@ def run(
     again: Annotated[
         bool, typer.Option("--again", help="Train in a new run folder, though there is a run of this study.")
     ] = False,
+    policy: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A hospital.toml whose rules the site it names goes by, as it would in a federation; may be repeated.",
+            metavar="HOSPITAL.toml",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a study and print its run folder.
@@ -45,6 +52,7 @@ def run(
     from consilium import simulation
     from consilium.cli.progress import Progress, kept
     from consilium.machine import pick_device
+    from consilium.rehearsal import put_rules, read_rules, runs_under
     from consilium.run_folder import RunFolder
     from consilium.study import load_study
 
@@ -52,7 +60,8 @@ def run(
     if attendance is not None:
         loaded = simulation.with_attendance(loaded, attendance)
     pick_device(loaded.local.device, 0)  # refuse a device that is not there before anything is written
-    path = simulation.choose_place(loaded, runs, again)
+    rules = read_rules(policy or [], loaded)
+    path = simulation.choose_place(loaded, runs_under(rules, runs), again)
     with kept(f"`consilium resume {path}`"):
         with Progress(quiet=as_json) as progress:
             folder = RunFolder.create_at(path, loaded, progress.of(path))
@@ -63,6 +72,7 @@ def run(
                     f"this study was begun and not finished; go on with `consilium resume {path}`, or train anew with "
                     "--again."
                 )
+            put_rules(rules, folder.path)
             result = simulation.go_on(folder, workers)
         _print(result, as_json)
 

@@ -19,7 +19,8 @@ from consilium.data.orientation import reordered
 from consilium.data.preprocess import Preprocess, Undo, by_type, shape_text
 from consilium.tree import Items, Range, Text, message
 
-Span = tuple[float, float]  # the least and the greatest of all cases
+Figure = Annotated[float, Range(-1e30, 1e30)]
+Span = tuple[Figure, Figure]  # the least and the greatest of all cases
 
 SIZE_TIMES = 2.0  # a side so many times longer or shorter than any in training is told
 SPACING_TIMES = 1.5

@@ -33,7 +33,7 @@ class HospitalSite:
             hospital.site,
             open=self._open,
             place=hospital.place,
-            policy=lambda study: HospitalPolicy(hospital.limits, key, memory),
+            policy=lambda study: HospitalPolicy(hospital.limits, hospital.labels, key, memory),
             errors=lambda: self._errors,
             hospital=True,
         )
@@ -61,8 +61,6 @@ class HospitalSite:
         """The study and the hospital's own data, if the hospital takes part."""
         hospital = self.hospital
         study = hospital.study(self.text)
-        if tuple(study.facts.labels) != hospital.labels:
-            raise Refused("labels", f"the study has {study.facts.labels}, this hospital {hospital.labels}")
         federation = hospital.federation(study.facts)
         if not self.kit == hospital.site == next(iter(federation.sites)):
             named = f"kit {self.kit}, hospital.toml {hospital.site}, site.toml {next(iter(federation.sites))}"

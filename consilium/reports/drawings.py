@@ -142,7 +142,7 @@ def relations(group: Group) -> Picture | None:
     """
     if group.runs[0].method != "apple" or any((group.runs[0].folder / "analysis").glob("relationships*.json")):
         return None
-    from consilium.analysis.relationships import has_relationships, read_relationships  # here: it needs torch
+    from consilium.reports.relationships import has_relationships, read_relationships  # here: it needs torch
 
     if not has_relationships(group.runs[0]):
         return None

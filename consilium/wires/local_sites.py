@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from consilium import tree
+from consilium.hospital import RULES, read_hospital
 from consilium.learning.fit import workbench
 from consilium.messages import AnswerHead, Request
-from consilium.policy import Permissive, Policy, simulated_secret
+from consilium.policy import HospitalPolicy, Permissive, Policy, simulated_secret
 from consilium.site_service import Opened, SiteAnswer, SiteService
 from consilium.study import Study, load_study
 from consilium.tasks.inference import bench
@@ -76,14 +77,16 @@ class LocalSites:
             place = place_in(Path(folder), site)
             self._services[key] = SiteService(
                 site,
-                open=lambda: self._open(folder),
+                open=lambda: self._open(folder, place),
                 place=lambda run: place,
                 policy=lambda study: policy_in(place, study, site),
                 errors=lambda: place / "errors.log",
             )
         return self._services[key]
 
-    def _open(self, folder: str) -> Opened:
+    def _open(self, folder: str, place: Path) -> Opened:
+        if (place / RULES).exists():  # before code of other packages is imported
+            read_hospital(place / RULES).study((Path(folder) / "study.toml").read_text(encoding="utf-8"))
         if folder not in self._runs:
             study = load_study(Path(folder) / "study.toml")
             self._runs[folder] = Opened(study, study.federation(), study.hash)
@@ -99,5 +102,14 @@ class LocalSites:
 
 
 def policy_in(place: Path, study: Study, site: SiteName) -> Policy:
-    """The rules a simulated site goes by: none, or those of the hospital.toml that lies in its folder."""
-    return Permissive(simulated_secret(study, site))
+    """The rules a simulated site goes by: none, or those of the hospital.toml that lies in its folder.
+
+    A rehearsal counts from the site's own folder, so that the hospital's real budget is not spent, and its key is no
+    secret, so that it can be repeated.
+    """
+    secret = simulated_secret(study, site)
+    rules = place / RULES
+    if not rules.exists():
+        return Permissive(secret)
+    hospital = read_hospital(rules)
+    return HospitalPolicy(hospital.limits, hospital.labels, secret, place)

@@ -14,11 +14,11 @@ from consilium.analysis.analyse import analyse
 from consilium.analysis.finding import Options
 from consilium.analysis.progress import draw, progress_of
 from consilium.analysis.relation_figures import fading, of_all_selves, of_one_site
-from consilium.analysis.relationships import read_relationships
 from consilium.errors import RunError, StudyError
 from consilium.reports.figures import relation_map
 from consilium.reports.page import write_page
 from consilium.reports.reading import read_run
+from consilium.reports.relationships import read_relationships
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
 from tests.toy import toy_study

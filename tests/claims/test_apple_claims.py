@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from consilium import tree
-from consilium.analysis.relationships import Relationships, read_relationships
 from consilium.data.phantoms import write_phantom
 from consilium.data.site_folder import read_federation
 from consilium.methods.apple import APPLE, mixed
 from consilium.reports.reading import read_run
+from consilium.reports.relationships import Relationships, read_relationships
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
 from consilium.study import make_study

@@ -123,8 +123,21 @@ def test_across_processes_is_in_process(name: str, study_of: Any, tmp_path: Path
 
 @every_shared_method
 def test_one_reply_is_enough(name: str, finished: Any) -> None:
+    """In round 2 cid alone is merged: the state is another than with all, it is finite, and the run goes on."""
     result = finished(name, away={"ada": [2], "bea": [2]})
-    assert "site_mean" in result.summary["headline"]
+    folder = RunFolder.open(result.folder)
+    place = {round.index: round for _, round in timeline(folder.study.method, folder.study.plan.rounds)}
+    second = place[second_round(folder.study)]
+    told = [event for event in folder.events() if event["event"] == "train"]
+    here = [e["site"] for e in told if (e["round"], e["phase"]) == (second.number, second.phase)]
+    after = {e["site"] for e in told if e["round"] > second.number}
+    assert here == ["cid"]
+    assert after >= {"ada", "bea", "cid"}
+    assert state(result) != state(finished(name))
+    server = tree.load(result.folder / "last.safetensors", folder.study.method.Server)
+    parts = tree.split(server)
+    tensors = [tensor for weights in parts.weights.values() for tensor in weights.values()]
+    assert all(torch.isfinite(tensor).all() for tensor in (*tensors, *parts.tensors.values()))
 
 
 @every_shared_method

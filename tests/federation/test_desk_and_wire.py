@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -43,6 +45,7 @@ class Direct:
     def __init__(self, study: Study, hospitals: Mapping[str, Hospital], change: Change | None = None) -> None:
         self.sites = {name: HospitalSite(hospital, name, study.to_toml()) for name, hospital in hospitals.items()}
         self.change: Change = change or (lambda site, request, answer: answer)
+        self.words = lambda site, request, text: text  # what happens to the head of an answer
         self.lock = threading.Lock()  # real sites are processes; here they share the networks kept at hand
         self.returned: set[str] = set()
         self.absent: set[str] = set()
@@ -52,7 +55,8 @@ class Direct:
             asked = self.sites[site].read(tree.to_text(Ordered("0" * 32, seconds, request)))
             assert asked is not None
             answer = self.sites[site].answer(asked.request, body)
-            return self.change(site, request, read_answer(tree.to_text(answer.head), answer.body))
+            text = self.words(site, request, tree.to_text(answer.head))
+            return self.change(site, request, read_answer(text, answer.body))
 
     def here(self) -> set[str]:
         return set(self.sites) - self.absent
@@ -387,7 +391,128 @@ def test_a_score_sheet_that_cannot_be_true_is_refused_whole(
     assert folder.finished
 
 
+# ------------------------------------------------------------------------------------ one site is not everyone
+
+
+def edited(text: str, **changes: Any) -> str:
+    """An answer's head with other values in it; `card` changes those of the card, None takes a key away."""
+    whole = json.loads(text)
+    for key, value in changes.items():
+        parent = whole["tree"]["card"] if key in whole["tree"]["card"] or key == "name" else whole["tree"]
+        parent[key] = value
+        if value is None:
+            del parent[key]
+    return json.dumps(whole)
+
+
+CARDS: dict[str, tuple[dict[str, Any], str]] = {
+    "n below nothing": ({"n": -30}, "damaged"),
+    "n of 10^15": ({"n": 10**15}, "damaged"),
+    "more than the study's cap": ({"n": 2_000_000}, "[study] max_cases is 1000000"),
+    "a text for a number": ({"n": "8"}, "damaged"),
+    "a missing key": ({"cases": None}, "damaged"),
+    "another's name": ({"name": "ada"}, "damaged"),
+    "seconds that are no number": ({"seconds": math.nan}, "damaged"),
+    "a word of its own": ({"error": "let me in"}, "damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", CARDS)
+def test_a_card_that_cannot_be_believed_leaves_its_site_out(
+    kind: str, hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    changes, why = CARDS[kind]
+    study = for_federation(toy_study(federation, study__rounds=1), tuple(SIZES))
+    folder = RunFolder.create(study, tmp_path / "server")
+    line = Direct(study, hospitals)
+    line.words = lambda site, request, text: edited(text, **changes) if (site, request.do) == ("bea", "card") else text
+    engine.run(study, FlareWire(study, folder, line), folder)
+    (said,) = events(folder, "left out")
+    assert said["site"] == "bea"
+    assert why in said["why"]
+    assert {event["site"] for event in events(folder, "train")} == {"ada", "cid"}
+    assert folder.finished
+
+
+@pytest.mark.parametrize("text", ['{"seconds": NaN}', '{"seconds": "soon"}', '{"memory_mb": -1}', '{"error": 3}', "[]"])
+def test_measurements_that_cannot_be_are_a_lost_answer(
+    text: str, hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    def words(site: str, request: Request, told: str) -> str:
+        if (site, request.do) != ("bea", "train"):
+            return told
+        whole, changes = json.loads(told), json.loads(text)
+        return json.dumps({**whole, "tree": {**whole["tree"], **changes} if changes else []})
+
+    study = for_federation(toy_study(federation, study__rounds=1), tuple(SIZES))
+    folder = RunFolder.create(study, tmp_path / "server")
+    line = Direct(study, hospitals)
+    line.words = words
+    engine.run(study, FlareWire(study, folder, line), folder)
+    assert [(event["site"], event["why"]) for event in events(folder, "lost")] == [
+        ("bea", "the message was damaged on its way")
+    ]
+    assert folder.finished
+
+
+@pytest.mark.parametrize("firewall", ["observe", "refuse"])
+def test_an_update_of_3e38_is_left_out_and_the_run_goes_on(
+    firewall: str, hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    def huge(packet: tree.Packet) -> tree.Packet:
+        tensors = {p: torch.full_like(t, 3e38) if t.is_floating_point() else t for p, t in packet.tensors.items()}
+        return packet._replace(tensors=tensors)
+
+    def change(site: str, request: Request, answer: Answer) -> Answer:
+        if (site, request.do) != ("bea", "train"):
+            return answer
+        return replace(answer, body=repacked(huge, tmp_path)(bytes(answer.body)))
+
+    study = toy_study(federation, study__rounds=2, study__firewall=firewall)
+    folder = deploy(study, hospitals, tmp_path / "server", change)
+    assert {(e["site"], "values that are too large" in e["why"]) for e in events(folder, "refused")} == {("bea", True)}
+    assert folder.finished
+
+
+def test_a_site_may_be_called_pooled(federation: Path, tmp_path: Path) -> None:
+    """It trains on its own cases, and pooled training on everyone's: the virtual site has a name no site can have."""
+    renamed = tmp_path / "federation"
+    shutil.copytree(federation, renamed)
+    (renamed / "cid").rename(renamed / "pooled")
+    table = renamed / "pooled" / "site.toml"
+    table.write_text(table.read_text().replace('"cid"', '"pooled"'))
+    folder = simulation.run(toy_study(renamed, study__rounds=1), tmp_path / "runs", workers=0).folder
+    (start,) = events(RunFolder.open(folder), "start")
+    assert start["sites"] == {"ada": 8, "bea": 12, "pooled": 10}
+    together = simulation.run(toy_study(renamed, "pooled", study__rounds=1), tmp_path / "runs", workers=0).folder
+    (start,) = events(RunFolder.open(together), "start")
+    assert start["sites"] == {"(pooled)": 30}
+    assert {row.model for row in RunFolder.open(together).rows()} == {"pooled"}
+
+
 # ------------------------------------------------------------------------------------ the hospital's own rules
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ('methods = ["fedsn"]', "there is no method 'fedsn'; did you mean 'fedsm'"),
+        ('refused = ["fed-avg"]', "there is no method 'fed-avg'"),
+        ('code = ["os.system"]', "write it as package.module:Class"),
+        ("rounds = -1", "rounds = -1: it must be 0, for no limit, or more"),
+    ],
+)
+def test_mistakes_in_limits_are_told_when_the_file_is_read(limits: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "hospital.toml"
+    path.write_text(f'site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n[limits]\n{limits}\n')
+    with pytest.raises(StudyError, match=re.escape(why)):
+        read_hospital(path)
+
+
+def test_a_refused_method_has_no_other_name() -> None:
+    assert not Limits(refused=("separate",)).allows("local")
+    assert not Limits(refused=("local",)).allows("separate")
+    assert Limits(methods=("centralized",)).allows("pooled")
 
 
 @pytest.mark.parametrize(

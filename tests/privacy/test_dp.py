@@ -127,11 +127,6 @@ def test_a_private_run_has_the_same_bits_however_it_is_made(federation: Path, tm
     assert all(event["loss"] is None for event in train)
 
 
-def test_without_noise_nothing_is_changed(federation: Path, tmp_path: Path) -> None:
-    summary = run_in_process(toy_study(federation, study__rounds=1), tmp_path).summary
-    assert "privacy" not in summary
-
-
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {"privacy__clip": 1.0}, r"\[privacy\] clip and noise go together"),
     ("fedavg", {"privacy__clip": 1.0, "privacy__noise": -1.0}, r"\[privacy\] clip and noise must be numbers from 0 up"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from consilium.analysis import agreement, overlays, pseudo_labels, relation_figures, relationships, schedules
+from consilium.analysis import agreement, overlays, pseudo_labels, relation_figures, schedules
 from consilium.analysis.finding import Finding, Options, Say
 from consilium.analysis.opening import Runs
 from consilium.errors import RunError, StudyError
 from consilium.method import timeline
 from consilium.methods.ufps import UFPS
+from consilium.reports import relationships
 from consilium.reports.figures import relation_map
 from consilium.study import load_study
 
