@@ -22,7 +22,7 @@ def pooled(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Result
 def test_one_site_makes_the_steps_of_all(pooled: Result) -> None:
     """8, 12 and 10 cases in batches of 4: 2 + 3 + 3 = 8 steps a round."""
     events = [event for event in RunFolder.open(pooled.folder).events() if event["event"] == "train"]
-    assert [(event["site"], event["steps"]) for event in events] == [("pooled", 8), ("pooled", 8)]
+    assert [(event["site"], event["steps"]) for event in events] == [("(pooled)", 8), ("(pooled)", 8)]
 
 
 def test_scores_keep_the_true_site(pooled: Result) -> None:

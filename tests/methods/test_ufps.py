@@ -102,7 +102,7 @@ def test_what_leaves_the_site(organs: Path, tmp_path: Path) -> None:
     packets = {}
     for index in (1, 2, 3):
         order = tree.flatten(stage.method.send(stage.server, stage.roster["ada"], stage.rounds[index]))
-        packets[index] = stage.workers["ada"].train(order, stage.head(index, index - 1))
+        packets[index] = stage.train("ada", order, index, index - 1)
         stage.round(index)
     uplinks = {index: tree.unflatten(packet, UFPS.Uplink) for index, packet in packets.items()}
     assert [uplinks[i].uncertainty_mean is None for i in (1, 2, 3)] == [True, False, False]
