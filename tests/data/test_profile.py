@@ -121,6 +121,7 @@ def test_a_run_and_its_package_know_their_training_images_and_predict_warns(fede
         assert {Path(row["image"]).stem: row["warning"] for row in rows} == found
 
 
+@pytest.mark.slow
 def test_no_test_image_of_the_toy_sites_is_called_odd(federation: Path, tmp_path: Path) -> None:
     run = simulation.run(toy_study(federation, study__rounds=1), tmp_path / "runs", workers=0).folder
     images = [path for site in ("ada", "bea", "cid") for path in sorted((federation / site / "images").iterdir())]

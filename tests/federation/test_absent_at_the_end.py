@@ -45,7 +45,7 @@ def go_on(study: Any, hospitals: Mapping[str, Hospital], path: Path, change: Any
     return folder
 
 
-@pytest.mark.parametrize("method", ["fedavg", "apfl"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("apfl", marks=pytest.mark.federation)])
 def test_a_site_away_at_the_end_is_named_and_scored_when_it_is_back(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, method: str
 ) -> None:

@@ -124,6 +124,7 @@ class Hanging(Direct):
         return found
 
 
+@pytest.mark.federation  # it waits for seconds on purpose
 def test_a_site_that_missed_two_rounds_is_asked_again_when_it_says_it_is_back(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def interrupted(study: Study, hospitals: Mapping[str, Hospital], to: Path) -> tu
     return travelling, RunFolder.open(folder.path)
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("rejoin", [False, True])
 def test_a_lost_key_is_that_sites_problem_and_the_cause_is_named(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, rejoin: bool

@@ -131,7 +131,10 @@ def test_models_alone_are_scored_until_the_exchange_and_the_super_model_is_the_h
     assert server.selector is None and server.router is None
 
 
-@pytest.mark.parametrize("personal", ["finetune", "apfl", "perfedavg", "pfedme"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("apfl", "perfedavg", "pfedme")]
+
+
+@pytest.mark.parametrize("personal", ["finetune", *SLOW])
 def test_it_works_with_every_partner(personal: str, federation: Path, tmp_path: Path) -> None:
     fields = {"strength": 1.0, "inner_lr": 0.3, "lr": 0.5} if personal == "pfedme" else {}
     result = done(federation, tmp_path, method__personal=personal, method__personal_fields=fields)
@@ -166,6 +169,7 @@ def test_a_site_that_is_away_from_the_exchange_cannot_be_named(federation: Path,
     assert own.of == "bea"
 
 
+@pytest.mark.federation
 def test_processes_send_the_same_bits(federation: Path, tmp_path: Path) -> None:
     study = toy(federation, study__rounds=1)
     digests = set()
