@@ -2,6 +2,7 @@
 
     <cache>/files/<site>-<hash>.json    the size, times and hash of every file, so an unchanged file is not read again
     <cache>/arrays/<site>-<key>/        images.bin  masks.bin  index.json
+    <cache>/arrays/.pieces-<site>-<key>/        cases of a build that was stopped (cache_pieces.py)
 
 The key is the content of every file, the labels and the preprocessing, so nothing stale can be read and the folder can
 be deleted at any time. The index holds a digest of the two arrays and of itself: a process checks them when it first
@@ -18,19 +19,23 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.data.check import blame, examine, file_hash
+from consilium.data.cache_pieces import Progress, pieces_of
+from consilium.data.cache_place import SETTLED, cache_root
+from consilium.data.examining import file_hash
 from consilium.data.formats import ImageError, stack_of
 from consilium.data.images import files_of
-from consilium.data.preprocess import Preprocess, Undo, fingerprint, forward, forward_mask
-from consilium.data.profile import DataProfile, ImageFacts, image_facts, profile_of
+from consilium.data.orientation import RADIOLOGICAL, Axes, axes_between
+from consilium.data.preprocess import Preprocess, Undo, fingerprint
+from consilium.data.profile import DataProfile, ImageFacts, profile_of
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError
 from consilium.fields import nearest
@@ -39,8 +44,8 @@ from consilium.files import make_folder, write_bytes
 ARRAYS = ("images.bin", "masks.bin")
 LAYOUT = 2  # raise it when the files of the cache change
 ALIGN = 64  # bytes: sums in some libraries depend on where an array starts
-SETTLED = 2 * 10**9  # ns: a file younger than this may change again within one tick of its clock
 ABANDONED = 24 * 3600  # s: a build this old was killed
+FORGOTTEN = 30 * ABANDONED  # s: nobody goes on with it
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,14 @@ class SiteArrays:
         found = self._index[i].get("spacing")
         return None if found is None else tuple(found)
 
+    def display_axes(self, i: int, orientation: str) -> Axes:
+        """How arrays of case `i` in the study's `orientation` ("": as stored) turn into the radiological one.
+
+        () of a picture, and of a volume whose file does not say its orientation: it is shown as it is stored.
+        """
+        stored = str(self._index[i]["facts"]["orientation"])
+        return axes_between(stored and (orientation or stored), RADIOLOGICAL)
+
     def profile(self, split: str) -> DataProfile | None:
         """The ranges over the cases of a split."""
         return profile_of([ImageFacts.from_json(self._index[i]["facts"]) for i in self.indices(split, unlabelled=True)])
@@ -107,13 +120,6 @@ class SiteArrays:
         return Undo.from_json(self._index[i]["undo"])
 
 
-def cache_root() -> Path:
-    """$CONSILIUM_CACHE, else consilium in the user's cache folder."""
-    if own := os.environ.get("CONSILIUM_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consilium"
-
-
 def open_site(
     federation: Federation,
     site: SiteFolder,
@@ -121,8 +127,10 @@ def open_site(
     cache: Path | None = None,
     annotated: Sequence[str] | None = None,
     complete_tests: bool = False,
+    workers: int = 1,
+    progress: Progress | None = None,
 ) -> SiteArrays:
-    """A site's arrays, built on first use; `annotated` overrides what site.toml says.
+    """A site's arrays, built on first use by so many processes; `annotated` overrides what site.toml says.
 
     Labels the site does not annotate are removed here, so no training or validation code ever sees them. With
     `complete_tests` the masks of test cases keep them.
@@ -133,12 +141,15 @@ def open_site(
     shown = _shown(federation, annotated)
     complete = federation.labels if complete_tests else None
     with _usable(root):
-        folder = root / "arrays" / f"{site.name}-{_key(federation, site, how, root)}"
+        folder = root / "arrays" / f"{site.name}-{_key(federation, site, how, root, workers)}"
+        pieces = folder.with_name(f".pieces-{folder.name}")
         for _ in range(5):  # once, unless another process damages or mends the same folder meanwhile
             if (arrays := _open(folder, site, shown, annotated, complete)) is not None:
+                _mark_used(folder)
                 return arrays
-            _place(folder, site, lambda partial: _build(federation, site, how, partial))
-        raise OSError(f"{folder} is being changed by others all the time")
+            _place(folder, site, lambda partial: _build(federation, site, how, partial, pieces, workers, progress))
+            shutil.rmtree(pieces, ignore_errors=True)
+        raise OSError(f"{folder} is being changed by other processes")
 
 
 def case_facts(
@@ -185,12 +196,21 @@ def _shown(federation: Federation, annotated: tuple[str, ...]) -> NDArray[np.uin
     return table
 
 
-def _key(federation: Federation, site: SiteFolder, how: Preprocess, root: Path) -> str:
+def _key(federation: Federation, site: SiteFolder, how: Preprocess, root: Path, workers: int = 1) -> str:
     hashes = _Hashes(root / "files" / f"{site.name}-{_digest(os.path.realpath(site.folder))}.json", site.folder)
-    contents = [
-        (hashes.of(case.image), hashes.of(case.label) if isinstance(case.label, Path) else case.label)
-        for case in site.cases
-    ]
+
+    def content(case: Case) -> tuple[str, str | None]:
+        return hashes.of(case.image), hashes.of(case.label) if isinstance(case.label, Path) else case.label
+
+    try:
+        if workers > 1:
+            with ThreadPoolExecutor(workers) as pool:  # hashing leaves the interpreter free
+                contents = list(pool.map(content, site.cases))
+        else:
+            contents = [content(case) for case in site.cases]
+    except BaseException:
+        hashes.save(whole=False)
+        raise
     hashes.save()
     kind = (LAYOUT, federation.task, federation.labels, federation.dimensions, federation.channels)
     return _digest(json.dumps([kind, fingerprint(how), contents]))
@@ -231,9 +251,11 @@ class _Hashes:
             self.fresh[name] = [*stamp, digest]
         return digest
 
-    def save(self) -> None:
-        if self.fresh != self.known:
-            write_bytes(_sealed({"files": self.fresh}), self.path, private=True)
+    def save(self, whole: bool = True) -> None:
+        """Keeps what is known; where not all files were asked for, also what was known of the others."""
+        told = self.fresh if whole else {**self.known, **self.fresh}
+        if told != self.known:
+            write_bytes(_sealed({"files": told}), self.path, private=True)
 
 
 def _open(
@@ -256,6 +278,12 @@ def _open(
         return SiteArrays(site.cases, folder, images, masks, entries, shown, annotated, complete)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _mark_used(folder: Path) -> None:
+    """So that `consilium cache --older` knows; a cache that may only be read is used all the same."""
+    with suppress(OSError):
+        os.utime(folder)
 
 
 def _place(folder: Path, site: SiteFolder, build: Callable[[Path], None]) -> None:
@@ -287,39 +315,36 @@ def _discard(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what killed builds left."""
-    for left in folder.glob(".building-*"):
+    """Removes what killed builds left; cases that are done are kept longer, for the next build to go on from."""
+    for left in (*folder.glob(".building-*"), *folder.glob(".pieces-*")):
         try:
-            old = time.time() - left.stat().st_mtime > ABANDONED
+            old = time.time() - left.stat().st_mtime > (ABANDONED if left.name.startswith(".building") else FORGOTTEN)
         except FileNotFoundError:
             continue
         if old:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _build(federation: Federation, site: SiteFolder, how: Preprocess, folder: Path) -> None:
-    """Writes every case of a site; one case is in memory at a time."""
+def _build(
+    federation: Federation,
+    site: SiteFolder,
+    how: Preprocess,
+    folder: Path,
+    pieces: Path,
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    """Writes every case of a site, one behind the other."""
     faults: list[Fault] = []
     entries = []
     with (folder / "images.bin").open("wb") as images, (folder / "masks.bin").open("wb") as masks:
-        for case in site.cases:
-            seen = examine(federation, site.name, case.name, case.image, case.label, bool(how.orientation))
-            faults += seen.faults
-            if seen.faults or seen.image is None:
+        for piece in pieces_of(federation, site, how, pieces, workers, progress):
+            faults += piece.faults
+            if piece.image is None:
                 continue
-            try:
-                array, undo = forward(seen.image, how)
-                entry: dict[str, Any] = {"image": _append(images, array), "undo": undo.to_json()}
-                entry["facts"] = asdict(image_facts(seen.image, array, undo))
-                if seen.image.geometry is not None:
-                    entry["spacing"] = undo.spacing(seen.image.spacing)
-                if seen.mask is not None:
-                    entry["mask"] = _append(masks, forward_mask(seen.mask, undo))
-                elif case.label is not None:
-                    entry["class"] = federation.labels.index(str(case.label))
-            except ImageError as error:
-                faults.append(blame(federation, site.name, case.name, case.image, error.sentence))
-                continue
+            entry = {"image": _append(images, piece.image), **piece.entry}
+            if piece.mask is not None:
+                entry["mask"] = _append(masks, piece.mask)
             entries.append(entry)
     refuse(faults, f"the images of site {site.name!r}")
     digests = {name: _content(folder / name) for name in ARRAYS}

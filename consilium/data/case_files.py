@@ -1,4 +1,4 @@
-"""The files a site's table names: there, of an accepted format, and inside the site's folder."""
+"""The files a site's table names: there, of an accepted format, and inside the site's folder or the root it names."""
 
 from __future__ import annotations
 
@@ -12,16 +12,27 @@ from consilium.data.formats import IMAGE_SUFFIXES, ImageError, stack_of, suffix_
 from consilium.data.images import files_of
 
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
+ROOT = "root:"  # begins a path inside the root that site.toml names
 
 
 class CaseFiles:
-    """Answers whether a path of a table is a file inside the site's folder, with one system call per file."""
+    """Answers whether a path of a table is a file inside the site's folder, with one system call per file.
 
-    def __init__(self, place: Path) -> None:
+    `root`: a second folder, outside the site's, that paths with the prefix `root:` and links may lead into.
+    """
+
+    def __init__(self, place: Path, root: Path | None = None) -> None:
         self.place = place
-        self.root = os.path.realpath(place)
+        self.root = root
+        self.allowed = [os.path.realpath(folder) for folder in (place, root) if folder is not None]
         self.safe: dict[str, bool] = {}
         self.stacks: dict[str, str] = {}
+
+    def path(self, text: str) -> Path:
+        """Where a cell's file lies."""
+        if text.startswith(ROOT) and self.root is not None:
+            return self.root / text.removeprefix(ROOT)
+        return self.place / text
 
     def fault(self, column: str, text: str) -> str:
         stack, place = stack_of(Path(text))
@@ -35,13 +46,15 @@ class CaseFiles:
     def _fault(self, text: str) -> str:
         if not text:
             return "is missing; write a path relative to the site's folder."
-        if _ABSOLUTE.match(text) or ".." in re.split(r"[/\\]", text):
+        inner = text.removeprefix(ROOT)
+        if inner != text and self.root is None:
+            return f'{text!r} needs a root; write root = "/path/to/the/files" into site.toml.'
+        if _ABSOLUTE.match(inner) or ".." in re.split(r"[/\\]", inner):
             return f"{text!r} leaves the site's folder; write a path relative to it, without '..'."
-        full = self.place / text
+        full = self.path(text)
         if not suffix_of(Path(text)):
-            folder = series_of(full)[0]
-            if folder.is_dir():
-                return self._series_fault(text, folder)
+            if series_of(full)[0].is_dir():
+                return self._series_fault(text, full)
             formats = f"{', '.join(IMAGE_SUFFIXES)}, or the folder of a DICOM series"
             return f"{text!r} is not of an accepted format; use one of {formats}."
         try:
@@ -50,16 +63,16 @@ class CaseFiles:
             remedy = "write '/' between folders" if "\\" in text else "correct the path, or copy the file there"
             return f"{text!r} does not exist; {remedy}."
         if not self._is_inside(full, stat.S_ISLNK(status.st_mode)):
-            return f"{text!r} is a link that leaves the site's folder; copy the file into it."
+            return f"{text!r} is a link that leaves {self._places()}; copy the file into it."
         if not stat.S_ISREG(status.st_mode) and not full.is_file():
             return f"{text!r} is not a file; give the path of the image itself."
         return ""
 
-    def _series_fault(self, text: str, folder: Path) -> str:
-        if not self._within(os.path.realpath(folder)):
-            return f"{text!r} is a link that leaves the site's folder; copy the files into it."
+    def _series_fault(self, text: str, series: Path) -> str:
+        if not self._within(os.path.realpath(series_of(series)[0])):
+            return f"{text!r} is a link that leaves {self._places()}; copy the files into it."
         try:
-            files_of(self.place / text)
+            files_of(series)
         except ImageError as error:
             return f"{text!r} {error.sentence}"
         return ""
@@ -72,5 +85,8 @@ class CaseFiles:
             self.safe[parent] = self._within(os.path.realpath(parent))
         return self.safe[parent]
 
+    def _places(self) -> str:
+        return "the site's folder" if self.root is None else "the site's folder and its root"
+
     def _within(self, real: str) -> bool:
-        return real == self.root or real.startswith(self.root + os.sep)
+        return any(real == folder or real.startswith(folder.rstrip(os.sep) + os.sep) for folder in self.allowed)

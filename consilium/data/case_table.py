@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilium.errors import DataError
-from consilium.files import write_text
 
 COLUMNS = ("case", "patient", "split", "image", "label")
 
 
 @dataclass(frozen=True)
-class Table:
+class CaseTable:
     """A cases.csv as it is, so that rewriting it changes nothing but what was meant."""
 
     columns: tuple[str, ...]
@@ -26,7 +25,7 @@ class Table:
     newline: str = "\n"
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> CaseTable:
     """A cases.csv with every cell stripped; rows of empty cells are left out."""
     raw = path.read_bytes()
     try:
@@ -50,22 +49,13 @@ def read_table(path: Path) -> Table:
             row[""] = ",".join(cells[len(columns) :])  # _row_faults names it
         rows.append(row)
     encoding = "utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8"
-    return Table(tuple(columns), tuple(rows), encoding, "\r\n" if b"\r\n" in raw else "\n")
+    return CaseTable(tuple(columns), tuple(rows), encoding, "\r\n" if b"\r\n" in raw else "\n")
 
 
 def _trimmed(cells: list[str], width: int) -> list[str]:
     """Without the empty cells a spreadsheet leaves at the end of a line, and filled up to `width`."""
     last = max((i for i, cell in enumerate(cells) if cell), default=-1)
     return cells[: last + 1] + [""] * (width - last - 1)
-
-
-def write_table(path: Path, table: Table) -> None:
-    """Writes a cases.csv in one step: a reader sees the old table or the new one."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, table.columns, lineterminator=table.newline)
-    writer.writeheader()
-    writer.writerows(table.rows)
-    write_text(text.getvalue(), path, table.encoding)
 
 
 def _refuse_columns(columns: Sequence[str]) -> None:

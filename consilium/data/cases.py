@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,18 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from consilium.batch import Batch
 from consilium.data.cache import SiteArrays
 from consilium.data.preprocess import shape_text
 from consilium.errors import DataError
 from consilium.learning.augment import augment
 from consilium.randomness import derive, numpy_generator
-from consilium.site import Batch
+from consilium.stopwatch import Stopwatch
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class CaseLocation:
     """Where one case lies: a site's arrays, the case's index, and of a volume taken apart the slice."""
 
     part: SiteArrays
@@ -48,7 +49,9 @@ class Place:
         return self.part.spacing(self.index)
 
 
-Loaded = tuple[Array, Any, Array | None, Place]  # image, truth and maps as they will be used, where they came from
+Loaded = tuple[
+    Array, Any, Array | None, CaseLocation
+]  # image, truth and maps as they will be used, where they came from
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Cases:
     slices: bool = False  # volumes are taken apart along their first axis; training sees slices with a label only
     maps: Callable[[str], Tensor] | None = None  # by case, (maps, *spatial): cut and turned with the training images
     unlabelled: bool = False  # training cases without a mask are among them, with a truth that shows no label
+    patch_around: float | str = "labels"  # every second patch; a number: around intensity above it
+    stopwatch: Stopwatch = field(default_factory=Stopwatch, compare=False)  # looked at before every batch
 
     def __len__(self) -> int:
         return sum(map(len, self._training))
@@ -69,18 +74,18 @@ class Cases:
         return [part.cases[i].name for part in self.parts for i in part.indices(split, self.unlabelled)]
 
     @cached_property
-    def _training(self) -> list[list[Place]]:
+    def _training(self) -> list[list[CaseLocation]]:
         """The training cases, part by part."""
         return [
             [place for i in part.indices("train", self.unlabelled) for place in self._taken_apart(part, i)]
             for part in self.parts
         ]
 
-    def _taken_apart(self, part: SiteArrays, i: int) -> list[Place]:
+    def _taken_apart(self, part: SiteArrays, i: int) -> list[CaseLocation]:
         if not self.slices:
-            return [Place(part, i)]
+            return [CaseLocation(part, i)]
         labelled = np.asarray(part.truth(i)).any(axis=(1, 2)) | (part.labels(i) == ())
-        return [Place(part, i, int(z)) for z in np.flatnonzero(labelled)]
+        return [CaseLocation(part, i, int(z)) for z in np.flatnonzero(labelled)]
 
     def batches(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """All training cases once, in a seeded order, in batches of nearly equal size.
@@ -91,9 +96,9 @@ class Cases:
         count = sum(-(-len(part) // batch_size) for part in self._training)
         order = numpy_generator(seed, epoch).permutation(len(places))
         for chunk in np.array_split(order, count) if count else []:
-            yield _batch([self._training_case(places[i], seed, epoch, int(i)) for i in chunk])
+            yield self._batch([self._training_case(places[i], seed, epoch, int(i)) for i in chunk])
 
-    def _training_case(self, place: Place, seed: int, epoch: int, number: int) -> Loaded:
+    def _training_case(self, place: CaseLocation, seed: int, epoch: int, number: int) -> Loaded:
         image, truth = place.image(), place.truth()
         maps = None if self.maps is None else self.maps(place.name).numpy()
         if not (self.patch or self.augmentations):
@@ -101,10 +106,41 @@ class Cases:
         seed = derive(seed, epoch, number)
         mask = truth if isinstance(truth, np.ndarray) else None
         if self.patch:
-            image, mask, maps = _patch(image, mask, maps, self.patch, numpy_generator(seed, "patch"))
+            image, mask, maps = _patch(image, mask, maps, self.patch, numpy_generator(seed, "patch"), self.patch_around)
         if self.augmentations:
             image, mask, maps = augment(image, mask, self.augmentations, derive(seed, "augment"), maps)
         return image, truth if mask is None else mask, maps, place
+
+    @cached_property
+    def _by_patient(self) -> dict[str, list[tuple[int, CaseLocation]]]:
+        """The training cases of every patient, with their numbers; patients of pooled sites are different people."""
+        found: dict[str, list[tuple[int, CaseLocation]]] = {}
+        number = 0
+        for site, places in enumerate(self._training):
+            for place in places:
+                patient = place.part.cases[place.index].patient
+                found.setdefault(f"{site}/{patient}" if len(self.parts) > 1 else patient, []).append((number, place))
+                number += 1
+        return found
+
+    def patients(self) -> list[str]:
+        return list(self._by_patient)
+
+    def of_patients(self, chosen: Sequence[int], batch_size: int, seed: int | None) -> Iterator[Batch]:
+        everyone = list(self._by_patient.values())
+        group: list[Loaded] = []
+        owners: list[int] = []
+        for patient in chosen:
+            for number, place in everyone[patient]:
+                whole = (place.image(), place.truth(), None, place)
+                case = whole if seed is None else self._training_case(place, seed, 0, number)
+                if group and (len(group) == batch_size or case[0].shape != group[0][0].shape):
+                    yield replace(self._batch(group), patients=tuple(owners))
+                    group, owners = [], []
+                group.append(case)
+                owners.append(patient)
+        if group:
+            yield replace(self._batch(group), patients=tuple(owners))
 
     def with_maps(self, maps: Callable[[str], Tensor]) -> Cases:
         return replace(self, maps=maps)
@@ -115,18 +151,22 @@ class Cases:
     def whole(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Unaugmented whole cases in table order; neighbours of one shape share a batch, a volume's slices are one."""
         group: list[Loaded] = []
-        for place in (Place(part, i) for part in self.parts for i in part.indices(split, self.unlabelled)):
+        for place in (CaseLocation(part, i) for part in self.parts for i in part.indices(split, self.unlabelled)):
             if self.slices:
-                slices = [Place(place.part, place.index, z) for z in range(place.image().shape[1])]
-                yield replace(_batch([(s.image(), s.truth(), None, s) for s in slices]), volume=place.name)
+                slices = [CaseLocation(place.part, place.index, z) for z in range(place.image().shape[1])]
+                yield replace(self._batch([(s.image(), s.truth(), None, s) for s in slices]), volume=place.name)
                 continue
             case = (place.image(), place.truth(), None, place)
             if group and (len(group) == batch_size or case[0].shape != group[0][0].shape):
-                yield _batch(group)
+                yield self._batch(group)
                 group = []
             group.append(case)
         if group:
-            yield _batch(group)
+            yield self._batch(group)
+
+    def _batch(self, group: Sequence[Loaded]) -> Batch:
+        self.stopwatch.look()
+        return _batch(group)
 
 
 def _batch(cases: Sequence[Loaded]) -> Batch:
@@ -155,9 +195,17 @@ def _truths(truths: Sequence[Any]) -> Tensor:
 
 
 def _patch(
-    image: Array, mask: Array | None, maps: Array | None, size: Sequence[int], generator: np.random.Generator
+    image: Array,
+    mask: Array | None,
+    maps: Array | None,
+    size: Sequence[int],
+    generator: np.random.Generator,
+    around: float | str = "labels",
 ) -> tuple[Array, Array | None, Array | None]:
-    """A random window, every second time around a voxel of the site's own labels; small cases are padded."""
+    """A random window; small cases are padded.
+
+    Every second time it lies around a voxel of the site's own labels, or where the first channel is above `around`.
+    """
     room = image.shape[1:]
     short = [max(0, want - have) for want, have in zip(size, room)]
     if any(short):
@@ -168,7 +216,7 @@ def _patch(
         room = image.shape[1:]
     centre = [int(generator.integers(have)) for have in room]
     if mask is not None and generator.random() < 0.5:
-        inside = np.flatnonzero(mask)
+        inside = np.flatnonzero(mask if isinstance(around, str) else image[0] > around)
         if len(inside):
             centre = [int(c) for c in np.unravel_index(inside[generator.integers(len(inside))], mask.shape)]
     corner = [min(max(0, c - want // 2), have - want) for c, want, have in zip(centre, size, room)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium import __version__
+from consilium.data.limits import refuse_large
 from consilium.errors import DataError, StudyError
 
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
@@ -86,7 +86,7 @@ def _series_in(folder: Path, stamp: tuple[tuple[str, int], ...]) -> dict[str, tu
     for name, _ in stamp:
         path = folder / name
         if (is_dicom(path) or name.lower().endswith(DICOM_SUFFIXES)) and not _kind(path).startswith(_NO_IMAGES):
-            found.setdefault(_header(path).series, []).append(path)  # old files lack the mark
+            found.setdefault(slice_header(path).series, []).append(path)  # old files lack the mark
     return {uid: tuple(paths) for uid, paths in sorted(found.items())}
 
 
@@ -109,11 +109,12 @@ def dicom_files(path: Path) -> tuple[Path, ...]:
 
 def read_block(path: Path) -> Block:
     """One volume or picture, its slices in the order of their places, rescaled as their headers say."""
-    slices = [_header(file) for file in dicom_files(path)]
+    slices = [slice_header(file) for file in dicom_files(path)]
+    refuse_large((len(slices), *slices[0].size))
     if len(slices) == 1:
         (one,) = slices
         return _block(_pixels(one), one.spacing, one.origin, one.direction)
-    slices, step = _stacked(slices)
+    slices, step = stacked(slices)
     first = slices[0]
     array = np.concatenate([_pixels(slice_) for slice_ in slices], axis=1)
     turn = np.column_stack([first.direction[:, :2], step / np.linalg.norm(step)])
@@ -128,7 +129,7 @@ def _block(
     return Block(array, (x, y, z), (a, b, c), tuple(float(value) for value in turn.ravel()))
 
 
-def _stacked(slices: Sequence[_Slice]) -> tuple[list[_Slice], NDArray[np.float64]]:
+def stacked(slices: Sequence[_Slice]) -> tuple[list[_Slice], NDArray[np.float64]]:
     """The slices from the first to the last along their normal, and the step from each to the next."""
     first = slices[0]
     if any(s.size != first.size or s.size[2] != 1 for s in slices):
@@ -152,7 +153,7 @@ def _stacked(slices: Sequence[_Slice]) -> tuple[list[_Slice], NDArray[np.float64
     return ordered, step
 
 
-def _header(path: Path) -> _Slice:
+def slice_header(path: Path) -> _Slice:
     reader = _itk_reader(path)
     try:
         reader.ReadImageInformation()
@@ -197,7 +198,7 @@ def is_slice(path: Path) -> bool:
     """Whether a file is one of a series: a DICOM image of one frame."""
     if not (is_dicom(path) or path.name.lower().endswith(DICOM_SUFFIXES)):
         return False
-    return not _kind(path).startswith(_NO_IMAGES) and _header(path).size[2] == 1
+    return not _kind(path).startswith(_NO_IMAGES) and slice_header(path).size[2] == 1
 
 
 def is_segmentation(path: Path) -> bool:
@@ -219,51 +220,6 @@ def _kind(path: Path) -> str:
     return ""
 
 
-def write_segmentation(
-    mask: NDArray[np.uint8], source: Path, labels: Sequence[str], inside: Mapping[str, set[str]], path: Path
-) -> Path:
-    """A mask (z, y, x), or (y, x), on the slices it was predicted from; a label's segment includes those inside it."""
-    require_dicom()
-    import highdicom
-    from pydicom import dcmread
-    from pydicom.sr.codedict import codes
-
-    slices = [_header(file) for file in dicom_files(source)]
-    ordered = _stacked(slices)[0] if len(slices) > 1 else slices
-    frames = mask if mask.ndim == 3 else mask[None]
-    values = {label: value for value, label in enumerate(labels, start=1)}
-    regions = [
-        np.isin(frames, [values[label], *(values[inner] for inner in inside.get(label, ()))]) for label in labels
-    ]
-    algorithm = highdicom.AlgorithmIdentificationSequence("consilium", codes.DCM.ArtificialIntelligence, __version__)
-    parts = [
-        highdicom.seg.SegmentDescription(
-            value, label[:64], codes.SCT.AnatomicalStructure,
-            highdicom.sr.CodedConcept(str(value), "99CONSILIUM", label[:64]),
-            highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC, algorithm,
-        )
-        for label, value in values.items()
-    ]  # fmt: skip
-    made = highdicom.seg.Segmentation(
-        source_images=[dcmread(slice_.path, stop_before_pixels=True) for slice_ in ordered],
-        pixel_array=np.stack(regions, axis=-1).astype(np.uint8),
-        segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
-        segment_descriptions=parts,
-        series_instance_uid=highdicom.UID(),
-        series_number=99,
-        sop_instance_uid=highdicom.UID(),
-        instance_number=1,
-        manufacturer="consilium",
-        manufacturer_model_name="consilium",
-        software_versions=__version__,
-        device_serial_number="0",
-        omit_empty_frames=False,  # the SEG then says of every slice what is there
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made.save_as(path)
-    return path
-
-
 def read_segmentation(path: Path) -> Block:
     """A SEG as one mask whose values are the segments' numbers; of two nested segments the inner one is seen."""
     require_dicom()
@@ -273,7 +229,7 @@ def read_segmentation(path: Path) -> Block:
     volume = seg.get_volume(combine_segments=False)
     array, affine = np.asarray(volume.array) > 0, np.asarray(volume.affine)  # (z, y, x, segment)
     if np.cross(affine[:3, 2], affine[:3, 1]) @ affine[:3, 0] < 0:  # our slices go the way of their normal
-        affine = affine @ _reversed(len(array))
+        affine = affine @ reversed_slices(len(array))
         array = array[::-1]
     segments = sorted(zip(seg.segment_numbers, np.moveaxis(array, -1, 0)), key=lambda one: -int(one[1].sum()))
     for (_, outer), (_, inner) in itertools.combinations(segments, 2):
@@ -286,7 +242,7 @@ def read_segmentation(path: Path) -> Block:
     return _block(mask[None], steps[::-1], affine[:3, 3], (affine[:3, :3] / steps)[:, ::-1])
 
 
-def _reversed(slices: int) -> NDArray[np.float64]:
+def reversed_slices(slices: int) -> NDArray[np.float64]:
     """The matrix from slices counted from the other end."""
     turn = np.eye(4)
     turn[0, 0], turn[0, 3] = -1, slices - 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.dicom import DICOM_SUFFIXES, is_segmentation, read_block, read_segmentation
+from consilium.data.limits import MOST_HEADER, refuse_large
 from consilium.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image
 
-PILLOW_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
+
+PILLOW_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 ITK_SUFFIXES = (".mha", ".mhd", ".nrrd")
 IMAGE_SUFFIXES: tuple[str, ...] = (*PILLOW_SUFFIXES, ".npy", *NIFTI_SUFFIXES, *ITK_SUFFIXES, *DICOM_SUFFIXES)
@@ -76,8 +80,13 @@ def suffix_of(path: Path) -> str:
 def read_pillow(path: Path, dimensions: int, channels: int, mask: bool) -> Raw:
     from PIL import Image
 
-    with Image.open(path) as image:
+    try:
+        opened = Image.open(path)
+    except Image.DecompressionBombError:
+        raise ImageError(path, "says it is larger than any camera's picture; it was not unpacked.") from None
+    with opened as image:
         pages = getattr(image, "n_frames", 1) if suffix_of(path) in (".tif", ".tiff") else 1
+        refuse_large((pages, *image.size))
         if dimensions == 2 and pages > 1:
             raise ImageError(path, _is_volume(pages))
         if dimensions == 3 and pages == 1:
@@ -155,7 +164,9 @@ def _stack(file: Path, size: int, changed: int) -> Any:
 def read_nifti(path: Path, dimensions: int, channels: int, mask: bool) -> Raw:
     import nibabel
 
+    _refuse_far_values(path)
     image: Any = nibabel.load(path, mmap=False)
+    refuse_large(image.shape)
     array = np.asanyarray(image.dataobj)  # (x, y, z, time, vector)
     shape = tuple(int(side) for side in array.shape[:3])
     spacing = tuple(float(step) for step in image.header.get_zooms()[: len(shape)])
@@ -163,12 +174,30 @@ def read_nifti(path: Path, dimensions: int, channels: int, mask: bool) -> Raw:
     return _arrange(path, array.T, dimensions, spacing, geometry)
 
 
+def _refuse_far_values(path: Path) -> None:
+    """nibabel reads all that lies before the values at once; a header can say that this is gigabytes."""
+    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+        head = file.read(352)
+    for order in "<>":
+        if len(head) >= 352 and struct.unpack(f"{order}i", head[:4])[0] in (348, 540):
+            second = head[4:8] == b"n+2\0"
+            offset = (
+                struct.unpack(f"{order}q", head[168:176])[0] if second else struct.unpack(f"{order}f", head[108:112])[0]
+            )
+            if not offset <= MOST_HEADER:
+                raise ImageError(path, f"says that {offset:.0f} bytes lie before its values; it was not unpacked.")
+
+
 def read_itk(path: Path, dimensions: int, channels: int, mask: bool) -> Raw:
     import SimpleITK
 
     _refuse_far_data(path)
     try:
-        image = SimpleITK.ReadImage(str(path))
+        reader = SimpleITK.ImageFileReader()
+        reader.SetFileName(str(path))
+        reader.ReadImageInformation()
+        refuse_large((*reader.GetSize(), reader.GetNumberOfComponents()))
+        image = reader.Execute()
     except RuntimeError as error:  # ITK's own words often name another cause
         raise ImageError(path, "cannot be read (damaged or truncated); copy it again from its source.") from error
     array = SimpleITK.GetArrayFromImage(image)  # (z, y, x) or (z, y, x, channels)
@@ -244,37 +273,3 @@ _IS_PICTURE = "is a single picture, but federation.toml says dimensions = 3; set
 def _is_volume(slices: int) -> str:
     told = "but federation.toml says dimensions = 2; set dimensions = 3, or give pictures."
     return f"is a volume of {slices} slices, {told}"
-
-
-# ---------------------------------------------------------------------------------------------- writing
-
-
-def write_pillow(mask: NDArray[np.uint8], path: Path) -> None:
-    from PIL import Image
-
-    if mask.ndim == 2:
-        Image.fromarray(mask).save(path)
-        return
-    first, *rest = [Image.fromarray(page) for page in mask]
-    first.save(path, save_all=True, append_images=rest, compression="tiff_deflate")
-
-
-def write_nifti(mask: NDArray[np.uint8], geometry: NiftiGeometry, path: Path) -> None:
-    import nibabel
-
-    kind = nibabel.Nifti2Image if type(geometry.header).__name__.startswith("Nifti2") else nibabel.Nifti1Image
-    header = geometry.header.copy()
-    header["cal_min"] = header["cal_max"] = 0  # a viewer's window for the image would hide the labels
-    image = kind(mask.T.reshape(geometry.shape), geometry.affine, header)
-    image.set_data_dtype(np.uint8)
-    nibabel.save(image, path)
-
-
-def write_itk(mask: NDArray[np.uint8], geometry: ItkGeometry, path: Path) -> None:
-    import SimpleITK
-
-    image = SimpleITK.GetImageFromArray(mask.reshape(tuple(reversed(geometry.shape))))
-    image.SetSpacing(geometry.spacing)
-    image.SetOrigin(geometry.origin)
-    image.SetDirection(geometry.direction)
-    SimpleITK.WriteImage(image, str(path), useCompression=True)

@@ -32,16 +32,13 @@ from consilium.data.formats import (
     read_pillow,
     stack_of,
     suffix_of,
-    write_itk,
-    write_nifti,
-    write_pillow,
 )
 from consilium.data.orientation import orientation_of
 from consilium.errors import DataError, UserError
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageArray:
     """An image (channels, *spatial) in its stored type, or a mask (*spatial) of integers."""
 
     array: NDArray[Any]
@@ -50,39 +47,9 @@ class Picture:
     geometry: NiftiGeometry | ItkGeometry | None  # None: the format has no place in the patient
 
 
-def pictures_in(path: Path, dimensions: int, channels: int) -> list[Path]:
-    """Every image of a stack that is given as a whole, else the path itself; opens no more than a header."""
-    if not path.name.lower().endswith(".npy"):
-        return [path]
-    try:
-        shape = np.load(path, allow_pickle=False, mmap_mode="r").shape
-    except (OSError, ValueError, EOFError, AttributeError):
-        return [path]  # reading says why, in words
-    grey = channels == 1 and len(shape) == dimensions + 1 and 1 not in (shape[0], shape[-1])
-    if grey or len(shape) == dimensions + 2:
-        return [path.with_name(f"{path.name}#{i}") for i in range(shape[0])]
-    return [path]
-
-
 def holds_dicom(path: Path) -> bool:
     """Whether an image is a DICOM file, or a series in a folder."""
     return series_of(path)[0].is_dir() or suffix_of(path) in DICOM_SUFFIXES or (not suffix_of(path) and is_dicom(path))
-
-
-def images_in(folder: Path, dimensions: int) -> list[Path]:
-    """Every image in a folder and below; of DICOM every series as one volume, or every file as a picture."""
-    found: list[Path] = []
-    for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
-        files = sorted(path for path in place.iterdir() if path.is_file())
-        found += [path for path in files if suffix_of(path) and not holds_dicom(path)]
-        series = series_in(place)
-        if dimensions == 2:
-            found += sorted(file for files in series.values() for file in files)
-        elif len(series) == 1:
-            found.append(place)
-        else:
-            found += [place.with_name(f"{place.name}#{uid}") for uid in series]
-    return found
 
 
 def together(paths: Sequence[Path], dimensions: int) -> list[Path]:
@@ -97,18 +64,24 @@ def together(paths: Sequence[Path], dimensions: int) -> list[Path]:
     return list(found)
 
 
-def read_image(path: Path, dimensions: int, channels: int) -> Picture:
+def read_image(path: Path, dimensions: int, channels: int) -> ImageArray:
     """An image as (channels, *spatial)."""
+    image = read_stored(path, dimensions, channels)
+    if image.array.shape[0] != channels:
+        raise ImageError(path, _wrong_channels(image.array.shape[0], channels))
+    return image
+
+
+def read_stored(path: Path, dimensions: int, channels: int) -> ImageArray:
+    """An image as (channels, *spatial) with as many channels as its file has; `channels` are those hoped for."""
     raw = _decode(path, dimensions, channels, mask=False)
-    if raw.array.shape[0] != channels:
-        raise ImageError(path, _wrong_channels(raw.array.shape[0], channels))
     if raw.array.dtype.kind == "f" and not np.isfinite(raw.array).all():
         count = int((~np.isfinite(raw.array)).sum())
         raise ImageError(path, f"has {count} values that are not finite numbers; replace them by the background value.")
-    return Picture(raw.array, raw.spacing, path, raw.geometry)
+    return ImageArray(raw.array, raw.spacing, path, raw.geometry)
 
 
-def read_mask(path: Path, dimensions: int) -> Picture:
+def read_mask(path: Path, dimensions: int) -> ImageArray:
     """A mask as (*spatial) of integers."""
     if suffix_of(path) in (".jpg", ".jpeg"):
         raise ImageError(path, "is a JPEG, which changes mask values; save masks as PNG.")
@@ -116,32 +89,7 @@ def read_mask(path: Path, dimensions: int) -> Picture:
     first = raw.array[0]
     if any(not np.array_equal(first, other) for other in raw.array[1:]):
         raise ImageError(path, "is a colour picture; save a mask with one integer per pixel (0 background, 1, 2, …).")
-    return Picture(_as_integers(path, first), raw.spacing, path, raw.geometry)
-
-
-def write_mask(mask: NDArray[np.uint8], like: Picture, path: Path) -> Path:
-    """Writes a mask (*spatial) in the format family and the geometry of `like`; returns the path really written.
-
-    The suffix is chosen here: png for pictures (tif for a stack of pages), nii.gz for NIfTI and DICOM, mha for mha and
-    mhd, nrrd and npy kept.
-    """
-    expected = like.array.shape[-len(like.spacing) :]
-    if mask.shape != expected:
-        raise ValueError(f"the mask has shape {mask.shape}, its image {expected}")
-    suffix = ".nii.gz" if holds_dicom(like.origin_file) else suffix_of(like.origin_file)
-    base = path.name[: len(path.name) - len(suffix_of(path))]
-    target = path.with_name(base + _mask_suffix(suffix, mask.ndim))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    mask = np.ascontiguousarray(mask, dtype=np.uint8)
-    if isinstance(like.geometry, NiftiGeometry):
-        write_nifti(mask, like.geometry, target)
-    elif isinstance(like.geometry, ItkGeometry):
-        write_itk(mask, like.geometry, target)
-    elif suffix == ".npy":
-        np.save(target, mask)
-    else:
-        write_pillow(mask, target)
-    return target
+    return ImageArray(_as_integers(path, first), raw.spacing, path, raw.geometry)
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -162,7 +110,7 @@ def _series(path: Path) -> tuple[Path, ...]:
         raise ImageError(path, str(error)) from error
 
 
-def orientation(picture: Picture) -> str:
+def orientation(picture: ImageArray) -> str:
     """The direction of each file axis, such as "LPS" (towards left, posterior, superior), or "" if unknown."""
     return orientation_of(picture.geometry)
 
@@ -225,11 +173,3 @@ def _wrong_channels(found: int, wanted: int) -> str:
     kind = {1: "is grey (1 channel)", 3: "is a colour image (3 channels)"}.get(found, f"has {found} channels")
     remedy = {1: "save it as grey", 3: "save it as RGB"}.get(wanted, f"save it with {wanted} channels")
     return f"{kind}, but federation.toml says channels = {wanted}; set channels = {found}, or {remedy}."
-
-
-def _mask_suffix(suffix: str, dimensions: int) -> str:
-    if suffix in PILLOW_SUFFIXES:
-        return ".png" if dimensions == 2 else ".tif"
-    if suffix in NIFTI_SUFFIXES:
-        return ".nii.gz"
-    return ".mha" if suffix == ".mhd" else suffix

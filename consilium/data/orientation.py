@@ -22,6 +22,7 @@ _WORLD = {letter: (axis, sign) for axis, pair in enumerate(_LETTERS) for letter,
 CODES = tuple(
     "".join(letters) for order in itertools.permutations(_LETTERS) for letters in itertools.product(*order)
 )  # all 48
+RADIOLOGICAL = "LPS"  # slices as radiologists look at them: the patient's front on top, the right side on the left
 
 
 def orientation_of(geometry: Geometry) -> str:
@@ -71,14 +72,6 @@ def turned(array: NDArray[Any], axes: Axes) -> NDArray[Any]:
     array = array.transpose(*range(lead), *(lead + abs(axis) - 1 for axis in axes))
     array = np.flip(array, tuple(lead + place for place, axis in enumerate(axes) if axis < 0))
     return np.ascontiguousarray(array)  # so that later sums do not depend on how the file was stored
-
-
-def turned_back(array: NDArray[Any], axes: Axes) -> NDArray[Any]:
-    """The inverse of `turned`."""
-    back = [0] * len(axes)
-    for place, axis in enumerate(axes, start=1):
-        back[abs(axis) - 1] = place if axis > 0 else -place
-    return turned(array, tuple(back))
 
 
 def reordered(values: tuple[Any, ...], axes: Axes) -> tuple[Any, ...]:

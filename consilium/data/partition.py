@@ -20,15 +20,8 @@ from consilium.data.apportion import apportion
 from consilium.data.formats import stack_of
 from consilium.data.images import files_of
 from consilium.data.new_folder import new_folder
-from consilium.data.site_folder import (
-    SPLITS,
-    Case,
-    Federation,
-    SiteFolder,
-    read_federation,
-    write_federation_toml,
-    write_site,
-)
+from consilium.data.site_folder import SPLITS, Case, Federation, SiteFolder, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.data.splits import VALID, set_aside
 from consilium.errors import DataError, StudyError
 from consilium.fields import nearest
@@ -62,7 +55,7 @@ class Cut:
             ("alpha", self.alpha, "dirichlet"),
         ):
             if value is not None and self.scheme != scheme:
-                raise StudyError(f"--{name} goes with --scheme {scheme}; leave it out here.")
+                raise StudyError(f"--{name} is only for --scheme {scheme}; leave it out.")
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise StudyError(f"--{name} {value}: it must be above zero.")
         if not 0 < self.share <= 1:
@@ -246,10 +239,10 @@ def _move(site: SiteFolder, cases: Sequence[Case], to: Path) -> list[Case]:
     moved = []
     for case in cases:
         file, place = stack_of(case.image)
-        inside = file.relative_to(site.folder)
+        inside = _relative(file, site)
         if place is None:
             for part in files_of(file):
-                target = to / part.relative_to(site.folder)
+                target = to / _relative(part, site)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(part, target)
         else:
@@ -257,10 +250,17 @@ def _move(site: SiteFolder, cases: Sequence[Case], to: Path) -> list[Case]:
             stacks[file].append(place)
         moved.append(replace(case, image=inside))
     for file, places in stacks.items():
-        target = to / file.relative_to(site.folder)
+        target = to / _relative(file, site)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             np.save(target, np.load(file, allow_pickle=False, mmap_mode="r")[places])
         except (ValueError, IndexError) as error:
-            raise DataError(f"{file} cannot be cut ({error}); `consilium check` says what is wrong with it.") from None
+            raise DataError(f"{file} cannot be cut ({error}); `consilium check` lists what is wrong with it.") from None
     return moved
+
+
+def _relative(file: Path, site: SiteFolder) -> Path:
+    """Where a file goes in a new site's folder: to the same place, or from the site's root into images/."""
+    if site.root is not None and not file.is_relative_to(site.folder):
+        return "images" / file.relative_to(site.root)
+    return file.relative_to(site.folder)

@@ -1,7 +1,7 @@
 """What is done to every image once, and undone for every prediction.
 
-The order: bring a volume to one orientation, resample to a spacing, crop, clip to a window, normalise, resize. Geometry
-is kept in an `Undo`, so masks go the same way and predictions come back to the picture's own grid.
+The order: bring a volume to one orientation, resample to a spacing, crop, clip to a window, normalise, your own
+steps, resize. Geometry is kept in an `Undo`, so masks go the same way and predictions come back to the picture's grid.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.formats import ImageError
-from consilium.data.images import Picture, orientation
-from consilium.data.orientation import CODES, Axes, axes_between, reordered, turned, turned_back
+from consilium.data.images import ImageArray, orientation
+from consilium.data.orientation import CODES, Axes, axes_between, reordered, turned
 from consilium.errors import StudyError
+from consilium.extensions import code_hashes, is_code, load
 
 VERSION = 1  # raise it whenever the same settings give other numbers: old caches are then rebuilt
 MARGIN = 4  # voxels kept around the foreground
-CROPS = ("none", "foreground")
+CROPS = ("none", "foreground", "positive")
 _SINCE_0_1: dict[str, Any] = {
     "orientation": "",
     "percentiles": [],
+    "steps": [],
 }  # keys that 0.1 did not have, with the values that say what it did
 NORMALISATIONS = ("unit", "signed", "zscore", "none")
 
@@ -40,13 +42,16 @@ class Preprocess:
 
     size: tuple[int, ...] = ()  # resize to this; empty keeps the size
     spacing: tuple[float, ...] = ()  # resample volumes to this, in mm; empty keeps the spacing
-    crop: str = "none"  # "foreground": the bounding box of intensity above its minimum, with a margin of 4 voxels
+    # "foreground": the bounding box of intensity above its minimum, with a margin of 4 voxels; "positive": of intensity
+    # above 0 without a margin, in CT what is denser than water
+    crop: str = "none"
     window: tuple[float, ...] = ()  # (low, high): clip intensities to this; empty clips nothing
     percentiles: tuple[float, ...] = ()  # (low, high): clip each case and channel to these, such as (0.5, 99.5)
     slices: str = ""  # "axial": volumes are trained and predicted slice by slice; `size` is then (row, column)
     # "unit": 0..1 by window, percentiles, type or the case's range; "signed": the same to -1..1;
     # "zscore": per case and channel; "none"
     normalise: str = "unit"
+    steps: tuple[str, ...] = ()  # your own, "file.py:function", after normalising: (array, spacing) → array
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _numbers("size", self.size, whole=True))
@@ -72,6 +77,9 @@ class Preprocess:
             raise StudyError(
                 f"[preprocess] orientation = {self.orientation!r} has no axial slices along z; end it with S or I."
             )
+        for name in self.steps:
+            if not is_code(name):
+                raise StudyError(f"[preprocess] steps: '{name}' names no function; write it as file.py:name.")
         for key, word, words in (
             ("crop", self.crop, CROPS),
             ("normalise", self.normalise, NORMALISATIONS),
@@ -116,7 +124,7 @@ class Undo:
         return cls(tuple(facts["original"]), tuple(facts["resampled"]), box, tuple(facts["final"]), axes)
 
 
-def forward(picture: Picture, how: Preprocess) -> tuple[NDArray[np.float32], Undo]:
+def forward(picture: ImageArray, how: Preprocess) -> tuple[NDArray[np.float32], Undo]:
     """A picture (channels, *spatial) as the float32 array that training sees, and how to go back."""
     stored = picture.array.shape[1:]
     axes = axes_between(orientation(picture), how.orientation)
@@ -129,15 +137,17 @@ def forward(picture: Picture, how: Preprocess) -> tuple[NDArray[np.float32], Und
             raise StudyError(f"[preprocess] {key} has {len(values)} numbers; the images have {len(original)} axes.")
     resampled = _resampled_shape(picture, how.spacing)
     array = _resize(picture.array.astype(np.float32), resampled)
-    box = _foreground(array) if how.crop == "foreground" else tuple((0, side) for side in resampled)
+    box = _box_of(array, how.crop)
     array = array[(slice(None), *(slice(start, stop) for start, stop in box))]
     array = _normalise(array, how, picture.array.dtype)
+    for step in how.steps:
+        array = _own_step(step, array, picture.spacing)
     final = (array.shape[1], *how.size) if plane else how.size or array.shape[1:]
     undo = Undo(stored, resampled, box, final, axes)
     return np.ascontiguousarray(_resize(array, final), dtype=np.float32), undo
 
 
-def forward_mask(mask: Picture, undo: Undo) -> NDArray[np.uint8]:
+def forward_mask(mask: ImageArray, undo: Undo) -> NDArray[np.uint8]:
     """A mask (*spatial) on the grid of its preprocessed image; nearest neighbour, so labels never blend."""
     if mask.array.shape != undo.original:
         found, wanted = shape_text(mask.array.shape), shape_text(undo.original)
@@ -147,26 +157,10 @@ def forward_mask(mask: Picture, undo: Undo) -> NDArray[np.uint8]:
     return np.ascontiguousarray(_nearest(array, undo.final), dtype=np.uint8)
 
 
-def invert(mask_or_probability: NDArray[Any], undo: Undo, nearest: bool) -> NDArray[Any]:
-    """From the preprocessed grid back to the picture's own; (*spatial) or (channels, *spatial).
-
-    Outside a crop everything is 0, so that an arg max over channels gives background there. `nearest` keeps the type
-    (labels); otherwise values are interpolated (probabilities) and come back as float32.
-    """
-    if mask_or_probability.shape[-len(undo.final) :] != undo.final:
-        raise ValueError(f"the array has shape {mask_or_probability.shape}, the preprocessed image {undo.final}")
-    scale = _nearest if nearest else _resize
-    array = mask_or_probability if nearest else mask_or_probability.astype(np.float32)
-    inside = scale(array, undo.cropped)
-    outside = np.zeros((*inside.shape[: -len(undo.box)], *undo.resampled), dtype=inside.dtype)
-    box: tuple[Any, ...] = tuple(slice(start, stop) for start, stop in undo.box)
-    outside[(..., *box)] = inside
-    return np.ascontiguousarray(turned_back(scale(outside, undo.oriented), undo.axes))
-
-
 def fingerprint(how: Preprocess) -> str:
     """The same for the same settings and the same code, on every machine."""
-    text = json.dumps({"version": VERSION, "margin": MARGIN, **told(asdict(how))}, sort_keys=True)
+    code = {"code": code_hashes(how.steps)} if how.steps else {}
+    text = json.dumps({"version": VERSION, "margin": MARGIN, **told(asdict(how)), **code}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -181,6 +175,14 @@ def shape_text(shape: Sequence[float]) -> str:
     return "×".join(f"{side:g}" for side in shape)
 
 
+def _own_step(name: str, array: NDArray[np.float32], spacing: Sequence[float]) -> NDArray[np.float32]:
+    changed = np.asarray(load(name, "preprocess")(array, tuple(spacing)), dtype=np.float32)
+    if changed.shape != array.shape:
+        found, wanted = shape_text(changed.shape), shape_text(array.shape)
+        raise StudyError(f"[preprocess] steps: {name} gives {found}, and its image is {wanted}; keep the shape.")
+    return changed
+
+
 def _numbers(key: str, values: object, whole: bool = False) -> tuple[float, ...]:
     kinds = (int,) if whole else (int, float)
     good = isinstance(values, list | tuple) and all(
@@ -192,7 +194,7 @@ def _numbers(key: str, values: object, whole: bool = False) -> tuple[float, ...]
     return tuple(int(v) if whole else float(v) for v in values)
 
 
-def _resampled_shape(picture: Picture, spacing: tuple[float, ...]) -> tuple[int, ...]:
+def _resampled_shape(picture: ImageArray, spacing: tuple[float, ...]) -> tuple[int, ...]:
     """The grid's outer edges stay where they are, so the last voxel's size is the spacing only up to rounding."""
     shape = picture.array.shape[1:]
     if not spacing:
@@ -205,16 +207,18 @@ def _resampled_shape(picture: Picture, spacing: tuple[float, ...]) -> tuple[int,
     return tuple(max(1, round(n * old / new)) for n, old, new in zip(shape, picture.spacing, spacing, strict=True))
 
 
-def _foreground(array: NDArray[np.float32]) -> tuple[tuple[int, int], ...]:
-    """The bounding box of what is above the minimum in any channel; everything, if nothing is."""
-    axes = tuple(range(1, array.ndim))
-    lowest = array.min(axis=axes, keepdims=True)
-    above = (array > lowest).any(axis=0)
+def _box_of(array: NDArray[np.float32], crop: str) -> tuple[tuple[int, int], ...]:
+    """The bounding box of what is above the minimum, or above 0, in any channel; everything, if nothing is."""
+    if crop == "none":
+        return tuple((0, side) for side in array.shape[1:])
+    margin = 0 if crop == "positive" else MARGIN
+    lowest: Any = 0.0 if crop == "positive" else array.min(axis=tuple(range(1, array.ndim)), keepdims=True)
+    above: NDArray[np.bool_] = (array > lowest).any(axis=0)
     box = []
     for axis, side in enumerate(above.shape):
         hit = np.flatnonzero(above.any(axis=tuple(a for a in range(above.ndim) if a != axis)))
         first, last = (int(hit[0]), int(hit[-1])) if hit.size else (0, side - 1)
-        box.append((max(0, first - MARGIN), min(side, last + 1 + MARGIN)))
+        box.append((max(0, first - margin), min(side, last + 1 + margin)))
     return tuple(box)
 
 
@@ -232,11 +236,20 @@ def _normalise(array: NDArray[np.float32], how: Preprocess, stored: np.dtype[Any
         middle = array.mean(axis=axes, keepdims=True, dtype=np.float64)
         width = array.std(axis=axes, keepdims=True, dtype=np.float64)
         varies = width > 1e-7 * np.abs(middle)  # below it the spread is rounding
-        scaled: NDArray[np.float64] = (array - middle) * varies / np.where(varies, width, 1)
-        return scaled.astype(np.float32)
+        return _scaled(array, middle, varies, width)
     varies = high > low
-    unit: NDArray[np.float64] = (array.astype(np.float64) - low) * varies / np.where(varies, high - low, 1)
-    return (2 * unit - 1 if how.normalise == "signed" else unit).astype(np.float32)
+    return _scaled(array, low, varies, high - low, signed=how.normalise == "signed")
+
+
+def _scaled(array: NDArray[np.float32], low: Any, varies: Any, width: Any, signed: bool = False) -> NDArray[np.float32]:
+    """(array - low) / width in 64 bits, step by step in one place: every temporary copy would be two volumes."""
+    values: NDArray[np.float64] = np.subtract(array, low, dtype=np.float64)
+    values *= varies
+    values /= np.where(varies, width, 1)
+    if signed:
+        values *= 2
+        values -= 1
+    return values.astype(np.float32)
 
 
 def _range(array: NDArray[np.float32], how: Preprocess, stored: np.dtype[Any]) -> tuple[Any, Any]:

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.data.images import Picture, orientation
+from consilium.data.images import ImageArray, orientation
 from consilium.data.orientation import reordered
 from consilium.data.preprocess import Preprocess, Undo, by_type, shape_text
-from consilium.tree import Items, Range, Text, message
+from consilium.ranges import Items, Range, Text
+from consilium.tree import message
 
 Figure = Annotated[float, Range(-1e30, 1e30)]
 Span = tuple[Figure, Figure]  # the least and the greatest of all cases
@@ -47,7 +48,7 @@ class ImageFacts:
         return cls(**values)
 
 
-def image_facts(picture: Picture, array: NDArray[np.float32], undo: Undo) -> ImageFacts:
+def image_facts(picture: ImageArray, array: NDArray[np.float32], undo: Undo) -> ImageFacts:
     """The facts of a picture and of the array (channels, *spatial) it became."""
     known = picture.geometry is not None
     spacing = tuple(float(step) for step in reordered(picture.spacing, undo.axes)) if known else ()
@@ -110,7 +111,7 @@ def read_profile(facts: Any) -> DataProfile | None:
 def _ranges(pairs: Sequence[Sequence[float]]) -> tuple[Span, ...]:
     found = tuple((float(low), float(high)) for low, high in pairs)
     if len(found) > 3 or not all(math.isfinite(low) and math.isfinite(high) and low <= high for low, high in found):
-        raise ValueError("a range is not one")
+        raise ValueError("a range is not valid")
     return found
 
 

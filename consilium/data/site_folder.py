@@ -5,19 +5,17 @@ Reading them opens no image. Every fault is collected, so that none hides behind
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from consilium.data.case_files import CaseFiles
-from consilium.data.case_table import COLUMNS, Table, read_table, write_table
-from consilium.errors import DataError
-from consilium.fields import NAME, nearest
-from consilium.files import write_text
+from consilium.data.case_table import COLUMNS, CaseTable, read_table
+from consilium.errors import DataError, TableFaults
+from consilium.fields import NAME, nearest, to_toml
 
 TASKS = ("segmentation", "classification")
 SPLITS = ("train", "valid", "test")
@@ -44,6 +42,7 @@ class SiteFolder:
     source: str
     licence: str
     cases: tuple[Case, ...]
+    root: Path | None = None  # the one folder outside `folder` where images may lie
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,10 @@ class Survey:
 def read_federation(folder: Path) -> Federation:
     """The federation in a folder; its tables are read and checked, its images are not opened."""
     found = survey(folder)
-    refuse(found.faults, f"the tables of the federation {folder}")
+    try:
+        refuse(found.faults, f"the tables of the federation {folder}")
+    except DataError as error:
+        raise TableFaults(str(error), folder) from None
     assert found.federation is not None  # without it there is a fault
     return found.federation
 
@@ -152,57 +154,6 @@ def survey(folder: Path) -> Survey:
     return Survey(replace(federation, sites=dict(sorted(sites.items()))), tuple(faults), tuple(rejected))
 
 
-def write_federation_toml(
-    folder: Path,
-    task: str,
-    labels: Sequence[str],
-    dimensions: int,
-    channels: int,
-    contains: Mapping[str, Sequence[str]] | None = None,
-) -> Path:
-    """Writes federation.toml; the folder is made if needed."""
-    lines = [
-        f"task = {_toml(task)}",
-        f"labels = {_toml(list(labels))}",
-        f"dimensions = {dimensions}",
-        f"channels = {channels}",
-    ]
-    if contains:
-        inside = ", ".join(f"{_toml(outer)} = {_toml(list(inner))}" for outer, inner in contains.items())
-        lines.append(f"contains = {{{inside}}}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text("\n".join(lines) + "\n", folder / "federation.toml")
-    return folder / "federation.toml"
-
-
-def write_site(
-    folder: Path,
-    name: str,
-    cases: Iterable[Case],
-    annotated: Sequence[str] = (),
-    source: str = "",
-    licence: str = "",
-) -> Path:
-    """Writes site.toml and cases.csv of site `name` into the federation's folder, and returns the site's folder.
-
-    Paths of the cases are relative to the site's folder, or inside it. No `annotated` means all labels.
-    """
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
-    lines = [f"name = {_toml(name)}"]
-    if annotated:
-        lines.append(f"annotated = {_toml(list(annotated))}")
-    lines += [f"source = {_toml(source)}", f"licence = {_toml(licence)}"]
-    rows = []
-    for case in cases:
-        label = _inside(case.label, place) if isinstance(case.label, Path) else case.label or ""
-        values = (case.name, case.patient, case.split, _inside(case.image, place), label)
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
-    write_table(place / "cases.csv", Table(COLUMNS, tuple(rows)))
-    write_text("\n".join(lines) + "\n", place / "site.toml")
-    return place
-
-
 def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
     """Every label whose region lies in the region of `outer`, at any depth."""
     seen: set[str] = set()
@@ -217,7 +168,7 @@ def inside_of(outer: str, contains: Mapping[str, tuple[str, ...]]) -> set[str]:
 
 SITE_NAME = re.compile(NAME)
 _HEAD_KEYS = {"task": str, "labels": list, "dimensions": int, "channels": int, "contains": dict}
-_SITE_KEYS = {"name": str, "annotated": list, "source": str, "licence": str}
+_SITE_KEYS = {"name": str, "annotated": list, "source": str, "licence": str, "root": str}
 _KINDS = {str: "text in quotes", list: "a list of texts", int: "a whole number", dict: "a table of lists"}
 
 
@@ -303,6 +254,9 @@ def _read_site(federation: Federation, place: Path, faults: list[Fault], rejecte
         for label in annotated
         if label not in federation.labels
     ]
+    root = Path(facts["root"]) if "root" in facts else None
+    if root is not None and not (root.is_absolute() and root.is_dir()):
+        wrong.append(f"root {str(root)!r} is not a folder; write its whole path, from / on.")
     faults += [Fault(name, "", f"{place.name}/site.toml", sentence) for sentence in wrong]
     try:
         table = read_table(place / "cases.csv")
@@ -312,12 +266,13 @@ def _read_site(federation: Federation, place: Path, faults: list[Fault], rejecte
     except DataError as error:
         faults.append(Fault(name, "", f"{place.name}/cases.csv", str(error)))
         return None
-    cases = _read_cases(federation, place, name, table, "annotated" in facts, faults, rejected)
+    files = CaseFiles(place, root)
+    cases = _read_cases(federation, files, name, table, "annotated" in facts, faults, rejected)
     if wrong:
         rejected += [_reject(name, case) for case in cases]
         return None
     ordered = tuple(label for label in federation.labels if label in annotated)
-    return SiteFolder(name, place, ordered, facts.get("source", ""), facts.get("licence", ""), cases)
+    return SiteFolder(name, place, ordered, facts.get("source", ""), facts.get("licence", ""), cases, root)
 
 
 def _reject(site: str, case: Case) -> Rejected:
@@ -326,9 +281,9 @@ def _reject(site: str, case: Case) -> Rejected:
 
 def _read_cases(
     federation: Federation,
-    place: Path,
+    files: CaseFiles,
     site: str,
-    table: Table,
+    table: CaseTable,
     maskless: bool,
     faults: list[Fault],
     rejected: list[Rejected],
@@ -337,11 +292,10 @@ def _read_cases(
 
     `maskless`: a case may be without a mask, since the site says what its masks show.
     """
-    file = f"{place.name}/cases.csv"
+    file = f"{files.place.name}/cases.csv"
     if not table.rows:
         faults.append(Fault(site, "", file, "has no case; write one line per case."))
     masks = federation.task == "segmentation"
-    inside = CaseFiles(place)
     seen: set[str] = set()
     split_of: dict[str, str] = {}
     cases = []
@@ -351,15 +305,13 @@ def _read_cases(
         seen.add(name)
         if split in SPLITS:
             split_of.setdefault(patient, split)
-        image_fault = inside.fault("image", row["image"])
+        image_fault = files.fault("image", row["image"])
         if masks and not row["label"]:
             label_fault = _maskless_fault(split, maskless)
         else:
-            label_fault = (
-                inside.fault("label", row["label"]) if masks else _class_fault(row["label"], federation.labels)
-            )
+            label_fault = files.fault("label", row["label"]) if masks else _class_fault(row["label"], federation.labels)
         wrong += [sentence for sentence in (image_fault, label_fault) if sentence]
-        image, mask = place / row["image"], place / row["label"] if masks and row["label"] else None
+        image, mask = files.path(row["image"]), files.path(row["label"]) if masks and row["label"] else None
         if wrong:
             faults += [Fault(site, name, file, sentence) for sentence in wrong]
             rejected.append(Rejected(site, name, None if image_fault else image, None if label_fault else mask))
@@ -420,7 +372,7 @@ def _read_toml(path: Path, keys: Mapping[str, type], required: Sequence[str], wr
         if _is_a(facts[key], keys[key]):
             good[key] = facts[key]
         else:
-            wrong.append(f"{key} is {_toml(facts[key])}; it must be {_KINDS[keys[key]]}.")
+            wrong.append(f"{key} is {to_toml(facts[key])}; it must be {_KINDS[keys[key]]}.")
     return good
 
 
@@ -430,14 +382,3 @@ def _is_a(value: object, kind: type) -> bool:
     if kind is dict:
         return isinstance(value, dict) and all(_is_a(item, list) for item in value.values())
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _inside(path: Path, place: Path) -> str:
-    relative = path.relative_to(place) if path.is_relative_to(place) else path
-    if relative.is_absolute() or ".." in relative.parts:
-        raise ValueError(f"{path} is not inside {place}")
-    return relative.as_posix()
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)  # JSON's texts and lists are TOML's

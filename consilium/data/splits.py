@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from consilium.data.case_table import read_table, write_table
+from consilium.data.case_table import read_table
 from consilium.data.check import counts
 from consilium.data.site_folder import SPLITS, SiteFolder, read_federation
+from consilium.data.site_writing import write_table
 from consilium.errors import DataError
 
 VALID = 0.15  # of a site's training patients, where a published dataset has no validation cases

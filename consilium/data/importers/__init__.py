@@ -1,45 +1,103 @@
-"""Published datasets, each in its own layout, become a site folder: one file for each, with `read(sources)`."""
+"""Published datasets and people's own folders become site folders; each importer is a folder of the same files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from consilium.data.importers import cifar10, medmnist, mednist, mnist
+from consilium.data.importers.bids import importer as bids
+from consilium.data.importers.cifar10 import importer as cifar10
+from consilium.data.importers.federations import DATASETS, FEDERATIONS, Finder, find_federation
+from consilium.data.importers.folder import importer as folder
+from consilium.data.importers.medmnist import importer as medmnist
+from consilium.data.importers.mednist import importer as mednist
+from consilium.data.importers.mnist import importer as mnist
+from consilium.data.importers.nnunet import importer as nnunet
+from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.published import Published
+from consilium.data.importers.writing import Imported, Writing, write_found
 from consilium.data.new_folder import new_folder
-from consilium.data.site_folder import (
-    SITE_NAME,
-    Case,
-    Federation,
-    read_federation,
-    write_federation_toml,
-    write_site,
-)
+from consilium.data.site_folder import SITE_NAME, Case, Federation, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.data.splits import VALID, set_aside
 from consilium.errors import StudyError
 from consilium.fields import nearest
 
-IMPORTERS: dict[str, Callable[[Sequence[Path]], Published]] = {
+STACKS: dict[str, Callable[[Sequence[Path]], Published]] = {
     "mnist": mnist.read,
     "cifar10": cifar10.read,
     "medmnist": medmnist.read,
     "mednist": mednist.read,
 }
+FINDERS: dict[str, Finder] = {"folder": folder.find, "nnunet": nnunet.find, "bids": bids.find, **DATASETS}
+OPTIONS = {"folder": folder.OPTIONS, "nnunet": nnunet.OPTIONS, "bids": bids.OPTIONS}
+Progress = Callable[[int, int], None]  # how many cases are done, of how many
+PAPER_OPTIONS = ("site", "all")
 TEST = 0.2  # of every class, where test cases are drawn (APPLE, appendix B.4)
+
+
+def names() -> list[str]:
+    """Every importer."""
+    return [*FINDERS, *FEDERATIONS, *STACKS]
+
+
+def import_found(
+    name: str,
+    sources: Sequence[Path],
+    to: Path,
+    options: ImportOptions | None = None,
+    how: Writing | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """Finds, reads and writes a dataset of single files, whole or not at all; `options.site` names its only site."""
+    if name not in FINDERS:
+        raise StudyError(f"there is no importer {name!r}; {nearest(name, names())}")
+    options, how = options or ImportOptions(), how or Writing()
+    options.refuse_others(name, OPTIONS.get(name, PAPER_OPTIONS))
+    found = FINDERS[name](sources, options)
+    sites = {case.site for case in found.cases}
+    if options.site and name not in OPTIONS and len(sites) > 1:
+        raise StudyError(f"--site {options.site}: {name} has the sites {', '.join(sorted(sites))}; leave --site out.")
+    if options.site and len(sites) == 1:
+        found = replace(found, cases=tuple(replace(case, site=options.site) for case in found.cases))
+    return write_found([found], to, how, _digest(name, sources, options, how), progress)
+
+
+def import_federation(
+    name: str,
+    folders: Mapping[str, Path],
+    to: Path,
+    options: ImportOptions | None = None,
+    how: Writing | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """A paper's federation, one of FEDERATIONS, from the folders of its sources, whole or not at all."""
+    options, how = options or ImportOptions(), how or Writing()
+    options.refuse_others(name, ("all",))
+    command = _digest(name, [part for pair in sorted(folders.items()) for part in pair], options, how)
+    return write_found(find_federation(name, folders, options), to, how, command, progress)
+
+
+def _digest(name: str, sources: Sequence[Path | str], options: ImportOptions, how: Writing) -> str:
+    """Of a command; `--yes` may be added to it later."""
+    places = [source if isinstance(source, str) else str(source.resolve()) for source in sources]
+    options = replace(options, table=options.table and options.table.resolve())
+    return hashlib.sha256(repr([name, places, options, replace(how, yes=False)]).encode()).hexdigest()[:32]
 
 
 def import_dataset(name: str, sources: Sequence[Path], to: Path, site: str | None = None, seed: int = 0) -> Federation:
     """Writes a federation of one site with the pictures of a published dataset, whole or not at all."""
-    if name not in IMPORTERS:
-        raise StudyError(f"there is no importer {name!r}; {nearest(name, IMPORTERS)}")
+    if name not in STACKS:
+        raise StudyError(f"there is no importer {name!r}; {nearest(name, names())}")
     site = name if site is None else site
     if not SITE_NAME.fullmatch(site):
         raise StudyError(f"--site {site!r}: write letters, digits, '-', '_' or '.', a letter or digit first.")
     with new_folder(to) as folder:
-        found = IMPORTERS[name](sources)
+        found = STACKS[name](sources)
         (folder / site / "images").mkdir(parents=True)
         np.save(folder / site / "images" / f"{_stem(found)}.npy", found.train.images)
         if found.test is not None:

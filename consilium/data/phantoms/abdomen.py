@@ -14,9 +14,9 @@ from consilium.data.apportion import apportion
 from consilium.data.phantoms import abdomen_body
 from consilium.data.phantoms.abdomen_organs import LABELS, draw_patient
 from consilium.data.phantoms.abdomen_shapes import Volume
-from consilium.data.phantoms.abdomen_sites import DIVISIONS, LOOKS, Look
+from consilium.data.phantoms.abdomen_sites import DIVISIONS, LOOKS, AbdomenLook
 from consilium.data.phantoms.tables import (
-    Federation,
+    PhantomFederation,
     all_splits,
     checked,
     numbered,
@@ -31,13 +31,22 @@ SIZE = 64  # rows and columns; there are three slices for every four of them
 SMALLEST, LARGEST = 24, 512
 FIRST_UNLABELLED = 300_000  # behind those of all splits
 
-FEDERATION = Federation(task="segmentation", labels=LABELS, dimensions=3, channels=1, contains={})
+FEDERATION = PhantomFederation(task="segmentation", labels=LABELS, dimensions=3, channels=1, contains={})
 
 
-def write(folder: Path, cases: int | None, size: int | None, seed: int, division: int = 1, unlabelled: int = 0) -> None:
+def write(
+    folder: Path,
+    cases: int | None,
+    size: int | None,
+    seed: int,
+    division: int = 1,
+    unlabelled: int = 0,
+    tests: int = 0,
+) -> None:
     """Writes the federation into an existing empty folder; `cases` counts the volumes of all sites and splits.
 
-    `unlabelled` more for training have no mask. They are other patients, and change nothing in the rest.
+    `unlabelled` more for training have no mask. They are other patients, and change nothing in the rest. `tests` takes
+    the place of the number of test volumes: they cost no training, and few of them tell nothing.
     """
     size = checked(SIZE if size is None else size, SMALLEST, LARGEST, "rows", seed)
     if division not in DIVISIONS:
@@ -45,6 +54,9 @@ def write(folder: Path, cases: int | None, size: int | None, seed: int, division
     if unlabelled < 0:
         raise StudyError(f"unlabelled {unlabelled} is negative; choose 0 or more.")
     counts = cases_per_site(cases)
+    if tests:
+        shares = apportion({site: look.sizes[2] for site, look in LOOKS.items()}, tests)
+        counts = {site: {**by, "test": shares[site]} for site, by in counts.items()}
     more = apportion({site: look.sizes[0] for site, look in LOOKS.items() if look.sizes[0]}, unlabelled, least=0)
     write_federation(folder, FEDERATION)
     for site, look in LOOKS.items():
@@ -83,7 +95,7 @@ def render(site: str, index: int, size: int, seed: int) -> Rendered:
     return _scan(picture, look, field / size, scanner, pixels), mask, (span / slices, field / size, field / size)
 
 
-def _draw_table(picture: Volume, look: Look, field: float, back: float) -> None:
+def _draw_table(picture: Volume, look: AbdomenLook, field: float, back: float) -> None:
     """A thin shell under the patient, where there is air."""
     if not look.table:
         return
@@ -95,7 +107,7 @@ def _draw_table(picture: Volume, look: Look, field: float, back: float) -> None:
 
 
 def _scan(
-    picture: Volume, look: Look, pixel: float, scanner: np.random.Generator, pixels: np.random.Generator
+    picture: Volume, look: AbdomenLook, pixel: float, scanner: np.random.Generator, pixels: np.random.Generator
 ) -> NDArray[np.int16]:
     """What the site's scanner stores: blur, noise, and values that are a little off."""
     for axis in (1, 2):

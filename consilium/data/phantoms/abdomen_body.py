@@ -19,7 +19,7 @@ from consilium.data.phantoms.abdomen_organs import (
     pancreas_course,
     spleen,
 )
-from consilium.data.phantoms.abdomen_shapes import Grid, Point, Volume, column, ellipsoid, lay, tube
+from consilium.data.phantoms.abdomen_shapes import AbdomenGrid, Point, Volume, column, ellipsoid, lay, tube
 
 # HU without contrast medium, and what the arterial and the portal venous phase add at their height.
 TISSUES: dict[str, tuple[float, float, float]] = {
@@ -53,7 +53,7 @@ def tissues(arterial: float, venous: float) -> dict[str, float]:
     return {name: plain + arterial * early + venous * late for name, (plain, early, late) in TISSUES.items()}
 
 
-def draw(patient: Patient, grid: Grid, hu: dict[str, float]) -> tuple[Volume, NDArray[np.uint8]]:
+def draw(patient: Patient, grid: AbdomenGrid, hu: dict[str, float]) -> tuple[Volume, NDArray[np.uint8]]:
     """The picture (slice, row, column) in HU, and the mask."""
     fine, coarse = patient.texture(grid), patient.texture(grid, 3.0)
     picture = np.full(grid.x.shape, -1000.0, dtype=np.float32)
@@ -97,7 +97,7 @@ def _in_one_piece(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _lay_tube(
     picture: Volume,
-    grid: Grid,
+    grid: AbdomenGrid,
     points: Sequence[Point],
     radii: Sequence[float],
     layers: Sequence[tuple[float, Volume | float]],
@@ -117,7 +117,7 @@ def _lay_tube(
 def _draw_trunk(
     picture: Volume,
     patient: Patient,
-    grid: Grid,
+    grid: AbdomenGrid,
     hu: dict[str, float],
     inside: Volume,
     fine: Volume,
@@ -141,7 +141,7 @@ def _draw_trunk(
     lay(picture, np.where(grid.y > 58, np.maximum(inside, 0.6 * (grid.y - 68)), inside), mesentery, edge)
     lay(picture, column(grid, 0.0, 66.0, 78.0, 34.0), hu["fat"] + 50, edge)
     x = np.abs(grid.x)
-    aside = Grid(x, grid.y, grid.z, edge)
+    aside = AbdomenGrid(x, grid.y, grid.z, edge)
     low = np.clip(-grid.z / 120, -0.2, 1)
     for shape in (
         column(aside, 33.0, 88.0, 25.0, 16.0),  # erector spinae
@@ -153,7 +153,7 @@ def _draw_trunk(
         lay(picture, shape + 1.5 * fine, flesh, edge)
 
 
-def _draw_spine(picture: Volume, grid: Grid, hu: dict[str, float], fine: Volume) -> None:
+def _draw_spine(picture: Volume, grid: AbdomenGrid, hu: dict[str, float], fine: Volume) -> None:
     """Vertebrae with discs between them, the canal, the processes; the hip bones at the bottom."""
     edge = grid.edge
     along = (grid.z / 34.0) % 1.0
@@ -163,7 +163,7 @@ def _draw_spine(picture: Volume, grid: Grid, hu: dict[str, float], fine: Volume)
     lay(picture, body + 3.5, np.where(disc, hu["disc"], hu["marrow"] + 22 * fine), edge)
     level = np.abs(along - 0.5) * 34 - 11
     x = np.abs(grid.x)
-    aside = Grid(x, grid.y, grid.z, edge)
+    aside = AbdomenGrid(x, grid.y, grid.z, edge)
     arch = np.abs(column(grid, 0.0, 73.0, 14.0, 11.0)) - 3.5
     spine = column(grid, 0.0, 94.0, 3.5, 13.0)
     wings = _bar(aside, (14.0, 70.0), (42.0, 76.0), 4.0)
@@ -176,7 +176,7 @@ def _draw_spine(picture: Volume, grid: Grid, hu: dict[str, float], fine: Volume)
     lay(picture, plate + 3, hu["marrow"], edge)
 
 
-def _bar(grid: Grid, start: tuple[float, float], stop: tuple[float, float], radius: float) -> Volume:
+def _bar(grid: AbdomenGrid, start: tuple[float, float], stop: tuple[float, float], radius: float) -> Volume:
     """A bar in every slice."""
     (ax, ay), (bx, by) = start, stop
     length = (bx - ax) ** 2 + (by - ay) ** 2
@@ -185,7 +185,7 @@ def _bar(grid: Grid, start: tuple[float, float], stop: tuple[float, float], radi
 
 
 def _draw_chest(
-    picture: Volume, patient: Patient, grid: Grid, hu: dict[str, float], above: Volume, fine: Volume
+    picture: Volume, patient: Patient, grid: AbdomenGrid, hu: dict[str, float], above: Volume, fine: Volume
 ) -> None:
     """Lungs over the diaphragm, the heart on it, ribs that slope forwards and down."""
     edge = grid.edge
@@ -213,7 +213,7 @@ def _draw_chest(
 
 
 def _draw_hollow_organs(
-    picture: Volume, patient: Patient, grid: Grid, hu: dict[str, float], fine: Volume, room: Volume
+    picture: Volume, patient: Patient, grid: AbdomenGrid, hu: dict[str, float], fine: Volume, room: Volume
 ) -> None:
     """Small bowel, colon, duodenum and stomach; gas gathers in front, because the patient lies on the back."""
     edge, wall = grid.edge, hu["bowel wall"]
@@ -253,7 +253,7 @@ def _fill(picture: Volume, inside: Volume, content: Volume, gas: float, where: V
     lay(picture, np.maximum(inside, -where), gas, edge)
 
 
-def _draw_vessels(picture: Volume, patient: Patient, grid: Grid, hu: dict[str, float]) -> None:
+def _draw_vessels(picture: Volume, patient: Patient, grid: AbdomenGrid, hu: dict[str, float]) -> None:
     """Aorta and vena cava beside the spine, the vessels of kidneys, spleen and gut."""
     edge = grid.edge
     low = np.clip((-grid.z - 110) / 60, 0, 1)
@@ -282,7 +282,7 @@ def _draw_vessels(picture: Volume, patient: Patient, grid: Grid, hu: dict[str, f
 def _draw_liver(
     picture: Volume,
     patient: Patient,
-    grid: Grid,
+    grid: AbdomenGrid,
     hu: dict[str, float],
     wedge: Volume,
     fine: Volume,

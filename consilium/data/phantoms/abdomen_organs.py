@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, map_coordinates
 
-from consilium.data.phantoms.abdomen_shapes import FAR, Grid, Point, Volume, column, ellipsoid, melted, tube
+from consilium.data.phantoms.abdomen_shapes import FAR, AbdomenGrid, Point, Volume, column, ellipsoid, melted, tube
 
 LABELS = ("kidney", "liver", "spleen", "pancreas")
 TILE = 40  # cells per side of the texture's lattice
@@ -17,7 +17,7 @@ TILE_SIZE = 240.0  # mm after which the texture repeats
 
 
 @dataclass(frozen=True)
-class Part:
+class OrganVariation:
     """How one organ differs from the standard patient's."""
 
     shift: Point  # mm
@@ -33,14 +33,14 @@ class Patient:
     place: Point  # of the patient in the field, mm
     roll: float  # radians
     fat: float  # under the skin, mm
-    parts: dict[str, Part]
+    parts: dict[str, OrganVariation]
     waves: NDArray[np.float64]  # (3, waves, 5): what pushes every point about: wave vector, phase, reach
     tile: NDArray[np.float32]  # (TILE, TILE, TILE), repeats
     bowels: tuple[tuple[tuple[Point, ...], float, str], ...]  # loops: points, radius, content
     gas: float  # how much air the hollow organs hold, 0 to 1
     gallbladder: bool
 
-    def grid(self, slices: int, size: int, field: float, span: float, middle: float) -> Grid:
+    def grid(self, slices: int, size: int, field: float, span: float, middle: float) -> AbdomenGrid:
         """Where the voxels of a scan lie in the standard patient."""
         up = ((np.arange(slices) + 0.5) / slices - 0.5) * span + middle - self.place[2]
         at = ((np.arange(size) + 0.5) / size - 0.5) * field
@@ -49,9 +49,9 @@ class Patient:
         straight = (c * u + s * v, c * v - s * u, w)
         x, y, z = (np.asarray(axis / by, dtype=np.float32) for axis, by in zip(straight, self.stretch))
         px, py, pz = (_push(waves, x, y, z) for waves in self.waves)
-        return Grid(x + px, y + py, z + pz, max(field / size, span / slices, 1.2))
+        return AbdomenGrid(x + px, y + py, z + pz, max(field / size, span / slices, 1.2))
 
-    def texture(self, grid: Grid, grain: float = 1.0) -> Volume:
+    def texture(self, grid: AbdomenGrid, grain: float = 1.0) -> Volume:
         """Clouds of unit deviation, a few mm wide; a larger grain has larger clouds."""
         scale = TILE / TILE_SIZE / grain
         at = np.stack([axis * scale for axis in (grid.z, grid.y, grid.x)])
@@ -72,7 +72,9 @@ def draw_patient(rng: np.random.Generator, girth: float, fat: float) -> Patient:
     parts = {}
     for name in ("right kidney", "left kidney", "liver", "left lobe", "spleen", "pancreas", "stomach", "heart"):
         shift, size = np.clip(rng.normal(0, 1, (2, 3)), -2, 2)
-        parts[name] = Part(tuple(4.0 * shift), tuple(1 + 0.07 * size), 0.10 * float(np.clip(rng.normal(), -2, 2)))
+        parts[name] = OrganVariation(
+            tuple(4.0 * shift), tuple(1 + 0.07 * size), 0.10 * float(np.clip(rng.normal(), -2, 2))
+        )
     direction = rng.normal(size=(3, 5, 3))
     direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
     number = 2 * math.pi / rng.uniform(70, 190, (3, 5, 1))
@@ -103,13 +105,13 @@ def _draw_loop(rng: np.random.Generator) -> tuple[tuple[Point, ...], float, str]
     return tuple(points), float(rng.uniform(9, 14)), content
 
 
-def cavity(grid: Grid) -> Volume:
+def cavity(grid: AbdomenGrid) -> Volume:
     """What the muscles of the wall enclose; narrower at the waist and under the domes of the diaphragm."""
     waist = 1 - 0.07 * np.exp(-(((grid.z + 70) / 45) ** 2))
     return column(grid, 0.0, -10.0, 126 * waist, 82 * waist)
 
 
-def diaphragm(grid: Grid) -> Volume:
+def diaphragm(grid: AbdomenGrid) -> Volume:
     """The height over the diaphragm's two domes, negative below it: the lungs reach down along the ribs."""
     right = 108 - 62 * (((grid.x + 62) / 72) ** 2 + ((grid.y + 8) / 78) ** 2)
     left = 98 - 62 * (((grid.x - 66) / 66) ** 2 + ((grid.y + 4) / 76) ** 2)
@@ -124,7 +126,7 @@ def _placed(patient: Patient, name: str, centre: Point, half: Point) -> tuple[Po
     return (x, y, z), (a, b, c), part.turn
 
 
-def kidneys(patient: Patient, grid: Grid) -> tuple[Volume, Volume, Volume]:
+def kidneys(patient: Patient, grid: AbdomenGrid) -> tuple[Volume, Volume, Volume]:
     """Both kidneys, the fat capsule around them, and their hilum with its fat."""
     shapes, capsules, hila = [], [], []
     for name, side, height in (("right kidney", -1, -34.0), ("left kidney", 1, -20.0)):
@@ -139,7 +141,7 @@ def kidneys(patient: Patient, grid: Grid) -> tuple[Volume, Volume, Volume]:
     return np.minimum(*shapes), np.minimum(*capsules), np.minimum(*hila)
 
 
-def liver(patient: Patient, grid: Grid, bed: Volume, room: Volume) -> Volume:
+def liver(patient: Patient, grid: AbdomenGrid, bed: Volume, room: Volume) -> Volume:
     """A wedge under the right dome, a thin lobe across the middle; hollow underneath, where `bed` and bowel lie."""
     centre, half, turn = _placed(patient, "liver", (-66.0, -10.0, 36.0), (86.0, 90.0, 94.0))
     right = ellipsoid(grid, centre, half, turn)
@@ -154,7 +156,7 @@ def liver(patient: Patient, grid: Grid, bed: Volume, room: Volume) -> Volume:
     return np.maximum(np.maximum(body, room + 4), np.maximum(np.maximum(-bed, -groove), behind))
 
 
-def spleen(patient: Patient, grid: Grid, bed: Volume, room: Volume) -> Volume:
+def spleen(patient: Patient, grid: AbdomenGrid, bed: Volume, room: Volume) -> Volume:
     """A slice of orange against the left ribs behind, hollowed by the stomach and the kidney."""
     centre, half, turn = _placed(patient, "spleen", (90.0, 28.0, 46.0), (38.0, 50.0, 56.0))
     orange = ellipsoid(grid, centre, half, turn + 0.45, -0.15)
@@ -176,7 +178,7 @@ def pancreas_course(patient: Patient) -> tuple[list[Point], list[float]]:
     return points, [thick * radius for radius in radii]
 
 
-def pancreas(patient: Patient, grid: Grid, texture: Volume) -> Volume:
+def pancreas(patient: Patient, grid: AbdomenGrid, texture: Volume) -> Volume:
     """Lobulated: its surface follows the texture."""
     points, radii = pancreas_course(patient)
     shape = np.full(grid.x.shape, FAR, dtype=np.float32)

@@ -18,7 +18,7 @@ FAR = np.float32(99.0)
 
 
 @dataclass(frozen=True)
-class Grid:
+class AbdomenGrid:
     """Where the voxels lie in a standard patient, mm: x to the left side, y backwards, z upwards; 0 is at the first
     lumbar vertebra in the middle of the abdomen. Every patient is the standard one, stretched and pushed about."""
 
@@ -46,11 +46,11 @@ class Grid:
             spans[axis] = slice(int(hit[0]), int(hit[-1]) + 1) if hit.size else slice(0, 0)
         return spans[0], spans[1], spans[2]
 
-    def cut(self, box: tuple[slice, slice, slice]) -> Grid:
-        return Grid(self.x[box], self.y[box], self.z[box], self.edge)
+    def cut(self, box: tuple[slice, slice, slice]) -> AbdomenGrid:
+        return AbdomenGrid(self.x[box], self.y[box], self.z[box], self.edge)
 
 
-def ellipsoid(grid: Grid, centre: Point, half: Point, turn: float = 0.0, tilt: float = 0.0) -> Volume:
+def ellipsoid(grid: AbdomenGrid, centre: Point, half: Point, turn: float = 0.0, tilt: float = 0.0) -> Volume:
     """`turn` is in the axial plane, `tilt` in the coronal one, in radians."""
     dx, dy, dz = grid.x - centre[0], grid.y - centre[1], grid.z - centre[2]
     if turn:
@@ -61,13 +61,13 @@ def ellipsoid(grid: Grid, centre: Point, half: Point, turn: float = 0.0, tilt: f
     return np.asarray((away - 1) * min(half), dtype=np.float32)
 
 
-def column(grid: Grid, x: Volume | float, y: Volume | float, rx: Volume | float, ry: Volume | float) -> Volume:
+def column(grid: AbdomenGrid, x: Volume | float, y: Volume | float, rx: Volume | float, ry: Volume | float) -> Volume:
     """An ellipse in every slice; centre and radii may change with z."""
     away = np.hypot((grid.x - x) / rx, (grid.y - y) / ry)
     return np.asarray((away - 1) * np.minimum(rx, ry), dtype=np.float32)
 
 
-def tube(grid: Grid, points: Sequence[Point], radii: Sequence[float]) -> Volume:
+def tube(grid: AbdomenGrid, points: Sequence[Point], radii: Sequence[float]) -> Volume:
     """A chain of round pieces whose thickness changes evenly from point to point."""
     distance = np.full(grid.x.shape, FAR, dtype=np.float32)
     for (ax, ay, az), (bx, by, bz), ra, rb in zip(points, points[1:], radii, radii[1:]):

@@ -11,7 +11,7 @@ from consilium.data.phantoms.volumes import Spread
 
 
 @dataclass(frozen=True)
-class Look:
+class AbdomenLook:
     """One site's patients, its scanner and its habits."""
 
     source: str  # the published dataset it stands for
@@ -35,9 +35,9 @@ class Look:
     table: str  # what the patient lies on: "flat", "curved", "" (outside the field)
 
 
-LOOKS: dict[str, Look] = {
+LOOKS: dict[str, AbdomenLook] = {
     # before radiotherapy: slim patients on a flat table, hardly any contrast medium, smooth, reaches far down
-    "word": Look(
+    "word": AbdomenLook(
         source="WORD",
         sizes=(84, 12, 24),
         girth=(0.95, 0.05),
@@ -55,7 +55,7 @@ LOOKS: dict[str, Look] = {
         table="flat",
     ),
     # twelve centres, most in the portal venous phase: bright organs, a narrow field, large patients
-    "abdomenct1k": Look(
+    "abdomenct1k": AbdomenLook(
         source="AbdomenCT-1K",
         sizes=(186, 26, 54),
         girth=(1.05, 0.07),
@@ -73,7 +73,7 @@ LOOKS: dict[str, Look] = {
         table="",
     ),
     # five scanners, often the arterial phase: bright vessels and kidneys, noisy, values not calibrated
-    "amos": Look(
+    "amos": AbdomenLook(
         source="AMOS",
         sizes=(140, 20, 40),
         girth=(0.99, 0.06),
@@ -91,7 +91,7 @@ LOOKS: dict[str, Look] = {
         table="curved",
     ),
     # the hospital outside: portal venous, the largest patients in the widest range of fields
-    "btcv": Look(
+    "btcv": AbdomenLook(
         source="BTCV",
         sizes=(0, 0, 30),
         girth=(1.08, 0.07),

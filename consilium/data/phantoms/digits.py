@@ -14,7 +14,7 @@ from scipy.special import expit
 from consilium.data.apportion import apportion
 from consilium.data.partition import Cut, shares
 from consilium.data.phantoms.digits_strokes import DIGITS
-from consilium.data.phantoms.tables import SPLITS, Case, Federation, write_federation, write_site
+from consilium.data.phantoms.tables import SPLITS, PhantomCase, PhantomFederation, write_federation, write_site
 from consilium.errors import StudyError
 
 SIZE, CASES, SITES = 28, 7000, 12
@@ -24,7 +24,7 @@ FIRST_INDEX = {"train": 0, "valid": 1_000_000, "test": 2_000_000}
 ALONE = "digits"  # the one site's name
 STEPS = 10  # of the pen from point to point; twice as many where a stroke is straight
 
-FEDERATION = Federation(task="classification", labels=tuple(DIGITS), dimensions=2, channels=1, contains={})
+FEDERATION = PhantomFederation(task="classification", labels=tuple(DIGITS), dimensions=2, channels=1, contains={})
 
 
 def write(folder: Path, cases: int | None, size: int | None, seed: int, sites: int | None = None) -> None:
@@ -39,13 +39,13 @@ def write(folder: Path, cases: int | None, size: int | None, seed: int, sites: i
     for number, (site, splits) in enumerate(plan.items()):
         home = folder / site
         (home / "images").mkdir(parents=True)
-        rows: list[Case] = []
+        rows: list[PhantomCase] = []
         images: list[NDArray[np.uint8]] = []
         for split, labels in splits.items():
             for label, count in labels.items():
                 for index in range(FIRST_INDEX[split], FIRST_INDEX[split] + count):
                     name = f"{site}-{label}-{index:07d}"
-                    rows.append(Case(name, name, split, f"images/digits.npy#{len(images)}", label))
+                    rows.append(PhantomCase(name, name, split, f"images/digits.npy#{len(images)}", label))
                     images.append(render(label, number, index, size, seed))
         np.save(home / "images" / "digits.npy", np.stack(images))
         write_site(home, source="synthetic phantom; no one wrote these digits", rows=rows)

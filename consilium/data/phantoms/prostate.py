@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
 
 from consilium.data.phantoms import prostate_pelvis
-from consilium.data.phantoms.prostate_gland import Grid, Volume
+from consilium.data.phantoms.prostate_gland import ProstateGrid, Volume
 from consilium.data.phantoms.prostate_pelvis import Pelvis, rectum_at
-from consilium.data.phantoms.prostate_sites import LOOKS, Look
+from consilium.data.phantoms.prostate_sites import LOOKS, ProstateLook
 from consilium.data.phantoms.prostate_tissue import signals
-from consilium.data.phantoms.tables import Federation, all_splits, checked, scaled, write_federation, write_home
+from consilium.data.phantoms.tables import PhantomFederation, all_splits, checked, scaled, write_federation, write_home
 from consilium.data.phantoms.volumes import Rendered, drawn, save_case
 
 SIZE = 256  # pixels
 SMALLEST, LARGEST = 32, 1024
 
-FEDERATION = Federation(task="segmentation", labels=("prostate",), dimensions=3, channels=1, contains={})
+FEDERATION = PhantomFederation(task="segmentation", labels=("prostate",), dimensions=3, channels=1, contains={})
 
 
 def write(folder: Path, cases: int | None, size: int | None, seed: int) -> None:
@@ -60,7 +60,12 @@ def render(site: str, index: int, size: int, seed: int) -> Rendered:
 
 
 def _scan(
-    pelvis: Pelvis, look: Look, grid: Grid, coil: bool, scanner: np.random.Generator, pixels: np.random.Generator
+    pelvis: Pelvis,
+    look: ProstateLook,
+    grid: ProstateGrid,
+    coil: bool,
+    scanner: np.random.Generator,
+    pixels: np.random.Generator,
 ) -> NDArray[np.int16]:
     """What the site's scanner stores: the sequence's contrast, the coils' brightness, blur, noise, gamma and gain."""
     tissue = signals(drawn(look.echo, scanner), drawn(look.repetition, scanner), look.strength)
@@ -73,7 +78,7 @@ def _scan(
     return np.asarray(np.rint(stored), dtype=np.int16)
 
 
-def _bias(pelvis: Pelvis, look: Look, grid: Grid, coil: bool, scanner: np.random.Generator) -> Volume:
+def _bias(pelvis: Pelvis, look: ProstateLook, grid: ProstateGrid, coil: bool, scanner: np.random.Generator) -> Volume:
     """The coils' brightness: smooth and random, stronger towards the skin, glaring around a coil in the rectum."""
     x, y, z = grid.x / 80, grid.y / 80, grid.z / 40
     waves = scanner.normal(0, look.uneven, 7)

@@ -15,7 +15,7 @@ SMALLEST = 0.3  # a section narrower than this share of the widest is no longer 
 
 
 @dataclass(frozen=True)
-class Grid:
+class ProstateGrid:
     """Where the voxels lie in the patient, mm from the gland's centre: x to the left side, y backwards, z upwards."""
 
     x: Volume  # (1, row, column), as y; or every slice has its own
@@ -29,8 +29,8 @@ class Grid:
         rows, columns = np.flatnonzero(inside.any(axis=1)), np.flatnonzero(inside.any(axis=0))
         return slice(None), slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
 
-    def cut(self, box: tuple[slice, slice, slice]) -> Grid:
-        return Grid(self.x[:, *box[1:]], self.y[:, *box[1:]], self.z, self.pixel)
+    def cut(self, box: tuple[slice, slice, slice]) -> ProstateGrid:
+        return ProstateGrid(self.x[:, *box[1:]], self.y[:, *box[1:]], self.z, self.pixel)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Gland:
         """The y of a section's centre."""
         return np.asarray(self.lean * np.clip(z / self.half[2], -1.3, 1.3), dtype=np.float32)
 
-    def reach(self, grid: Grid) -> Volume:
+    def reach(self, grid: ProstateGrid) -> Volume:
         """0 on the axis, 1 on the surface, growing outwards within a slice; large in slices without gland."""
         scale = self.scale(grid.z)
         size = np.maximum(scale, SMALLEST)
@@ -81,7 +81,7 @@ class Gland:
         reach = distance / (1 + wave.real - pressed)
         return np.asarray(np.where(scale < SMALLEST, reach + 9, reach), dtype=np.float32)
 
-    def core(self, grid: Grid) -> Volume:
+    def core(self, grid: ProstateGrid) -> Volume:
         """`reach` of the transition zone: in front of the middle, small at the apex."""
         scale = np.maximum(self.scale(grid.z), SMALLEST)
         along = np.clip(grid.z / self.half[2], -1, 1)

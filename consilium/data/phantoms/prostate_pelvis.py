@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import gaussian_filter1d
 
-from consilium.data.phantoms.prostate_gland import Gland, Grid, Volume, draw_gland
+from consilium.data.phantoms.prostate_gland import Gland, ProstateGrid, Volume, draw_gland
 
 GLAND_REACH = 48.0  # mm: no gland with its veins reaches further from its axis
 CELLS = (5, 14, 34, 80)  # lattices of the texture, from clouds to grain
@@ -38,13 +38,13 @@ class Pelvis:
     lattices: tuple[NDArray[np.float32], ...]  # (slice, cell, cell)
     bends: tuple[NDArray[np.float32], NDArray[np.float32]]  # lattices by which muscles and bones are pushed about
 
-    def grid(self, size: int, field: float, thickness: float) -> Grid:
+    def grid(self, size: int, field: float, thickness: float) -> ProstateGrid:
         at = ((np.arange(size) + 0.5) / size - 0.5) * field
         u, v = np.meshgrid(at - self.shift[0], at - self.shift[1])
         c, s = np.cos(self.roll), np.sin(self.roll)
         z = self.lowest + thickness * np.arange(self.slices)
         x, y, z = (np.asarray(a, dtype=np.float32) for a in (c * u + s * v, c * v - s * u, z))
-        return Grid(x[None], y[None], z[:, None, None], field / size)
+        return ProstateGrid(x[None], y[None], z[:, None, None], field / size)
 
 
 def draw_pelvis(rng: np.random.Generator, thickness: float, coil: bool) -> Pelvis:
@@ -85,7 +85,7 @@ def _lattice(rng: np.random.Generator, slices: int, cells: int, thickness: float
     return np.asarray(smooth / smooth.std(), dtype=np.float32)
 
 
-def signal(pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid) -> Volume:
+def signal(pelvis: Pelvis, tissue: Mapping[str, float], grid: ProstateGrid) -> Volume:
     """What a perfect scanner would measure, (slice, row, column), fat being about 1."""
     texture = [_stretched(lattice, grid.x.shape[-1]) for lattice in pelvis.lattices]
     picture = np.zeros_like(texture[0])
@@ -101,7 +101,7 @@ def signal(pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid) -> Volume:
     return picture
 
 
-def mask(pelvis: Pelvis, grid: Grid) -> NDArray[np.uint8]:
+def mask(pelvis: Pelvis, grid: ProstateGrid) -> NDArray[np.uint8]:
     """The grader's drawing, (slice, row, column): 1 is the whole gland."""
     drawing = np.zeros(np.broadcast_shapes(grid.x.shape, grid.z.shape), dtype=np.uint8)
     box = grid.near(GLAND_REACH)
@@ -118,11 +118,11 @@ def rectum_at(pelvis: Pelvis, z: Volume) -> tuple[Volume, Volume]:
     return back + radius + 3.5, radius
 
 
-def _bent(pelvis: Pelvis, grid: Grid) -> Grid:
+def _bent(pelvis: Pelvis, grid: ProstateGrid) -> ProstateGrid:
     """The grid as if all that is not near the gland were pushed about a little: no muscle is an ellipse."""
     size = grid.x.shape[-1]
     give = 3.5 * np.clip(np.hypot(grid.x, grid.y) / 25 - 1.2, 0, 1)
-    return Grid(
+    return ProstateGrid(
         grid.x + give * _stretched(pelvis.bends[0], size),
         grid.y + give * _stretched(pelvis.bends[1], size),
         grid.z,
@@ -130,7 +130,9 @@ def _bent(pelvis: Pelvis, grid: Grid) -> Grid:
     )
 
 
-def _draw_body(picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]) -> None:
+def _draw_body(
+    picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: ProstateGrid, texture: list[Volume]
+) -> None:
     """Skin, fat, and the muscles of hip, buttock and thigh on both sides."""
     x, y, pixel = np.abs(grid.x), grid.y + 4, grid.pixel
     across, deep = pelvis.girth
@@ -158,7 +160,7 @@ def _draw_body(picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], gri
 
 
 def _draw_bones(
-    picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]
+    picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: ProstateGrid, texture: list[Volume]
 ) -> None:
     """Hip joint above, sitting bone below; the pubic bones in front; the tail bone behind."""
     x, y, pixel = np.abs(grid.x), grid.y, grid.pixel
@@ -177,7 +179,7 @@ def _draw_bones(
 
 
 def _draw_hollow_organs(
-    picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]
+    picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: ProstateGrid, texture: list[Volume]
 ) -> None:
     """Levator, seminal vesicles, bladder and rectum."""
     gland, x, y, z, pixel = pelvis.gland, np.abs(grid.x), grid.y, grid.z, grid.pixel
@@ -200,7 +202,7 @@ def _draw_hollow_organs(
     _lay(picture, tube, tissue[pelvis.content] * (1 + 0.18 * texture[2]), pixel)
 
 
-def _draw_below_the_apex(picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: Grid) -> None:
+def _draw_below_the_apex(picture: Volume, pelvis: Pelvis, tissue: Mapping[str, float], grid: ProstateGrid) -> None:
     """The sphincter around the urethra, then the bulb: round and in the middle like the apex, but no gland."""
     below = (grid.z + 0.95 * pelvis.gland.half[2]) / 1.5
     middle = pelvis.gland.middle(grid.z)
@@ -213,7 +215,9 @@ def _draw_below_the_apex(picture: Volume, pelvis: Pelvis, tissue: Mapping[str, f
         _lay(picture, np.maximum(shape, start), tissue[name] * gain, grid.pixel)
 
 
-def _draw_gland(picture: Volume, gland: Gland, tissue: Mapping[str, float], grid: Grid, texture: list[Volume]) -> None:
+def _draw_gland(
+    picture: Volume, gland: Gland, tissue: Mapping[str, float], grid: ProstateGrid, texture: list[Volume]
+) -> None:
     """Veins around it, capsule, peripheral zone, transition zone with nodules, the stroma in front, the urethra."""
     size, middle, pixel = np.maximum(gland.scale(grid.z), 0.3), gland.middle(grid.z), grid.pixel
     narrow = gland.half[1] * size

@@ -11,7 +11,7 @@ from consilium.data.phantoms.volumes import Spread
 
 
 @dataclass(frozen=True)
-class Look:
+class ProstateLook:
     """One site's scanner and its habits."""
 
     source: str  # the published dataset it stands for
@@ -35,9 +35,9 @@ class Look:
     gain: Spread  # stored value of fat
 
 
-LOOKS: dict[str, Look] = {
+LOOKS: dict[str, ProstateLook] = {
     # the odd one: long echo, no correction of the coils' brightness, dark in the middle, noisy
-    "i2cvb": Look(
+    "i2cvb": ProstateLook(
         source="I2CVB",
         sizes=(10, 5, 4),
         field=(178.0, 2.0),
@@ -55,7 +55,7 @@ LOOKS: dict[str, Look] = {
         gain=(230.0, 25.0),
     ),
     # short echo, shadows lifted: a flat grey picture
-    "msd": Look(
+    "msd": ProstateLook(
         source="MSD Prostate",
         sizes=(16, 8, 8),
         field=(160.0, 2.0),
@@ -73,7 +73,7 @@ LOOKS: dict[str, Look] = {
         gain=(620.0, 60.0),
     ),
     # evenly lit, hard contrast, bright values cut off
-    "nci3t": Look(
+    "nci3t": ProstateLook(
         source="NCI-ISBI 3T",
         sizes=(18, 9, 8),
         field=(166.0, 3.0),
@@ -91,7 +91,7 @@ LOOKS: dict[str, Look] = {
         gain=(950.0, 90.0),
     ),
     # a weak field and a coil in the rectum: glaring around it, dim elsewhere
-    "ncidx": Look(
+    "ncidx": ProstateLook(
         source="NCI-ISBI Dx",
         sizes=(18, 9, 8),
         field=(146.0, 3.0),
@@ -109,7 +109,7 @@ LOOKS: dict[str, Look] = {
         gain=(520.0, 80.0),
     ),
     # many hospitals in one: everything varies
-    "promise12": Look(
+    "promise12": ProstateLook(
         source="PROMISE12",
         sizes=(25, 12, 13),
         field=(168.0, 6.0),
@@ -127,7 +127,7 @@ LOOKS: dict[str, Look] = {
         gain=(700.0, 220.0),
     ),
     # one scanner, sharp, clean and bright
-    "prostatex": Look(
+    "prostatex": ProstateLook(
         source="ProstateX",
         sizes=(50, 25, 24),
         field=(160.0, 4.0),

@@ -13,10 +13,10 @@ from scipy.special import expit
 
 from consilium.data.phantoms import retina_eye
 from consilium.data.phantoms.retina_eye import Picture, drawn
-from consilium.data.phantoms.retina_sites import LOOKS, PARTNERS, Look, with_camera_of
+from consilium.data.phantoms.retina_sites import LOOKS, PARTNERS, RetinaLook, with_camera_of
 from consilium.data.phantoms.tables import (
     FIRST_INDEX,
-    Federation,
+    PhantomFederation,
     all_splits,
     checked,
     scaled,
@@ -29,7 +29,7 @@ SIZE = 256  # pixels
 SMALLEST, LARGEST = 16, 1024
 PAIRED = 6  # of six cases, the last is the fellow eye of the one before it
 
-FEDERATION = Federation(
+FEDERATION = PhantomFederation(
     task="segmentation", labels=("disc", "cup"), dimensions=2, channels=3, contains={"disc": ("cup",)}
 )
 
@@ -95,7 +95,7 @@ def _patient(index: int) -> tuple[int, bool]:
 
 
 def _photograph(
-    light: Picture, look: Look, temple: int, camera: np.random.Generator, pixels: np.random.Generator
+    light: Picture, look: RetinaLook, temple: int, camera: np.random.Generator, pixels: np.random.Generator
 ) -> NDArray[np.uint8]:
     """What the site's camera makes of the eye's light: illumination, stray light, optics, field, colour, noise."""
     size = len(light)
@@ -117,7 +117,7 @@ def _photograph(
 
 
 def _illumination(
-    look: Look,
+    look: RetinaLook,
     u: NDArray[np.float64],
     v: NDArray[np.float64],
     outwards: NDArray[np.float64],
@@ -133,7 +133,7 @@ def _illumination(
 
 
 def _field(
-    look: Look,
+    look: RetinaLook,
     outwards: NDArray[np.float64],
     du: NDArray[np.float64],
     dv: NDArray[np.float64],
@@ -149,7 +149,7 @@ def _field(
     return np.asarray(seen)
 
 
-def _recorded(lit: NDArray[np.float64], look: Look, camera: np.random.Generator) -> NDArray[np.float64]:
+def _recorded(lit: NDArray[np.float64], look: RetinaLook, camera: np.random.Generator) -> NDArray[np.float64]:
     """The camera's colours: channels mixed, white balance a little off, highlights rolled off, a curve per channel."""
     mixed = lit @ np.array(look.mixing).T * (1 + camera.normal(0, 0.03, 3))
     rolled = 1.25 * (1 - np.exp(-1.1 * np.clip(mixed, 0, None)))

@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.special import expit
 
 from consilium.data.phantoms import retina_vessels
-from consilium.data.phantoms.retina_sites import Look, Spread
+from consilium.data.phantoms.retina_sites import RetinaLook, Spread
 from consilium.data.phantoms.retina_vessels import Vessel
 
 Floats = NDArray[np.float64]
@@ -77,7 +77,7 @@ def drawn(spread: Spread, rng: np.random.Generator, reach: float = 2.5) -> float
     return mean + deviation * float(np.clip(rng.normal(), -reach, reach))
 
 
-def draw_eye(look: Look, patient: np.random.Generator, case: np.random.Generator, fellow: bool) -> Eye:
+def draw_eye(look: RetinaLook, patient: np.random.Generator, case: np.random.Generator, fellow: bool) -> Eye:
     """An eye; what both eyes of a person share comes from `patient`, the rest from `case`."""
     melanin = float(np.clip(drawn(look.melanin, patient), 0, 1))
     ratio = drawn((look.cup[0], 0.8 * look.cup[1]), patient) + drawn((0.0, 0.6 * look.cup[1]), case)
@@ -112,7 +112,7 @@ def _bumps(largest: float, case: np.random.Generator) -> Floats:
     return np.asarray(case.normal(0, largest, (4, 2)) / shrink)
 
 
-def mask(eye: Eye, look: Look, size: int) -> NDArray[np.uint8]:
+def mask(eye: Eye, look: RetinaLook, size: int) -> NDArray[np.uint8]:
     """The grader's drawing, (size, size): 0 retina, 1 rim, 2 cup."""
     x, y = eye.coordinates(size)
     inside = eye.disc.reach(x, y) < 1
@@ -120,7 +120,7 @@ def mask(eye: Eye, look: Look, size: int) -> NDArray[np.uint8]:
     return inside.astype(np.uint8) + cup.astype(np.uint8)
 
 
-def light(eye: Eye, look: Look, size: int) -> Picture:
+def light(eye: Eye, look: RetinaLook, size: int) -> Picture:
     """The light the eye returns under even illumination, (size, size, 3), about 0…1."""
     x, y = eye.coordinates(size)
     texture = [_stretched(lattice, size) for lattice in eye.lattices]
@@ -139,7 +139,7 @@ def light(eye: Eye, look: Look, size: int) -> Picture:
     return np.asarray(tissue * (1 - taken * BLOOD), dtype=np.float32)
 
 
-def _retina(eye: Eye, look: Look, x: Floats, y: Floats, texture: list[Floats]) -> Floats:
+def _retina(eye: Eye, look: RetinaLook, x: Floats, y: Floats, texture: list[Floats]) -> Floats:
     """Pigment, the choroid's clouds and stripes, the nerve fibres' sheen and the dark macula."""
     base = PALE + eye.melanin * (DARK - PALE)
     clouds = 0.07 * texture[0] + 0.07 * texture[1] + 0.035 * texture[3] + 0.03 * texture[4]

@@ -12,7 +12,7 @@ Colour = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Look:
+class RetinaLook:
     """One site's patients, camera and graders."""
 
     source: str  # the published dataset it stands for
@@ -48,9 +48,9 @@ class Look:
     generous: float  # drawn cup over visible cup
 
 
-LOOKS: dict[str, Look] = {
+LOOKS: dict[str, RetinaLook] = {
     # a 30 degree field centred on the disc, dark eyes, large cups, deep orange
-    "drishti": Look(
+    "drishti": RetinaLook(
         source="Drishti-GS1",
         sizes=(50, 25, 26),
         disc=(0.350, 0.025),
@@ -79,7 +79,7 @@ LOOKS: dict[str, Look] = {
         generous=1.0,
     ),
     # a wide photograph squeezed into a square, overexposed and yellow, the disc towards the nose
-    "binrushed": Look(
+    "binrushed": RetinaLook(
         source="RIGA BinRushed",
         sizes=(98, 49, 48),
         disc=(0.310, 0.022),
@@ -108,7 +108,7 @@ LOOKS: dict[str, Look] = {
         generous=1.05,
     ),
     # a small dark field, crimson
-    "magrabia": Look(
+    "magrabia": RetinaLook(
         source="RIGA Magrabia",
         sizes=(47, 24, 23),
         disc=(0.270, 0.020),
@@ -137,7 +137,7 @@ LOOKS: dict[str, Look] = {
         generous=0.97,
     ),
     # centred on the macula, squeezed, saturated orange, sharp
-    "messidor": Look(
+    "messidor": RetinaLook(
         source="RIGA MESSIDOR",
         sizes=(230, 115, 115),
         disc=(0.275, 0.018),
@@ -166,7 +166,7 @@ LOOKS: dict[str, Look] = {
         generous=1.0,
     ),
     # a close crop around the disc under a green filter: the rim is darker than the retina around it, no black anywhere
-    "rimone": Look(
+    "rimone": RetinaLook(
         source="RIM-ONE",
         sizes=(80, 40, 39),
         disc=(0.600, 0.045),
@@ -195,7 +195,7 @@ LOOKS: dict[str, Look] = {
         generous=1.0,
     ),
     # centred between macula and disc, a dim brownish pink, a notch on the field's edge
-    "refuge": Look(
+    "refuge": RetinaLook(
         source="REFUGE",
         sizes=(400, 200, 200),
         disc=(0.260, 0.018),
@@ -238,6 +238,6 @@ PARTNERS = {
 _OWN = ("source", "sizes", "cup", "melanin", "choroid", "atrophy", "edge", "generous")
 
 
-def with_camera_of(partner: Look, look: Look) -> Look:
+def with_camera_of(partner: RetinaLook, look: RetinaLook) -> RetinaLook:
     """A site's patients and graders behind another site's camera."""
     return replace(partner, **{name: getattr(look, name) for name in _OWN})

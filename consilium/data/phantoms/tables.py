@@ -17,7 +17,7 @@ LICENCE = "Apache-2.0"
 
 
 @dataclass(frozen=True)
-class Federation:
+class PhantomFederation:
     """The facts of federation.toml."""
 
     task: str
@@ -28,7 +28,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Case:
+class PhantomCase:
     """A row of cases.csv; the field names are the column names."""
 
     case: str
@@ -56,23 +56,23 @@ def scaled(sizes: Mapping[str, Sequence[int]], cases: int | None) -> dict[str, d
 
 def numbered(
     site: str, split: str, first: int, count: int, suffix: str, patient: Callable[[int], int] = int
-) -> Iterator[tuple[int, Case]]:
+) -> Iterator[tuple[int, PhantomCase]]:
     """`count` cases from the index `first` on; `patient` tells whose first case a case belongs to."""
     for index in range(first, first + count):
         name = f"{site}-{index:06d}"
         who = f"{site}-p{patient(index):06d}"
-        yield index, Case(name, who, split, f"images/{name}{suffix}", f"labels/{name}{suffix}")
+        yield index, PhantomCase(name, who, split, f"images/{name}{suffix}", f"labels/{name}{suffix}")
 
 
 def all_splits(
     site: str, counts: Mapping[str, int], suffix: str, patient: Callable[[int], int] = int
-) -> list[tuple[int, Case]]:
+) -> list[tuple[int, PhantomCase]]:
     return [
         case for split in SPLITS for case in numbered(site, split, FIRST_INDEX[split], counts[split], suffix, patient)
     ]
 
 
-def write_federation(folder: Path, federation: Federation) -> None:
+def write_federation(folder: Path, federation: PhantomFederation) -> None:
     """Writes federation.toml."""
     contains = ", ".join(f"{outer} = {_list(inner)}" for outer, inner in federation.contains.items())
     lines = [
@@ -87,7 +87,7 @@ def write_federation(folder: Path, federation: Federation) -> None:
 
 def write_home(
     folder: Path,
-    rows: Sequence[tuple[int, Case]],
+    rows: Sequence[tuple[int, PhantomCase]],
     save: Callable[[int, Path, Path | None], None],
     source: str,
     annotated: Sequence[str] = (),
@@ -101,7 +101,7 @@ def write_home(
     write_site(folder, manner, [row for _, row in rows], annotated)
 
 
-def write_site(folder: Path, source: str, rows: Sequence[Case], annotated: Sequence[str] = ()) -> None:
+def write_site(folder: Path, source: str, rows: Sequence[PhantomCase], annotated: Sequence[str] = ()) -> None:
     """Writes site.toml and cases.csv; the site is named as its folder. No `annotated` means all labels."""
     card: dict[str, object] = {"name": folder.name, "source": source, "licence": LICENCE}
     if annotated:
@@ -109,7 +109,7 @@ def write_site(folder: Path, source: str, rows: Sequence[Case], annotated: Seque
     (folder / "site.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in card.items()))
     with (folder / "cases.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow([field.name for field in fields(Case)])
+        table.writerow([field.name for field in fields(PhantomCase)])
         table.writerows(astuple(row) for row in rows)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from consilium.data.importers.published import Part, Published, joined, one_file, part
+from consilium.data.importers.published import Published, PublishedSplit, joined, one_file, part, read_npz
 from consilium.errors import DataError
 
 SPLITS = ("train", "val", "test")
@@ -37,21 +35,7 @@ def read(sources: Sequence[Path]) -> Published:
     return Published(classes, every, None, f"MedMNIST (Yang et al., 2021), {path.stem}", "see medmnist.com")
 
 
-def read_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz, never unpickled."""
-    try:
-        archive = np.load(path, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise DataError(f"{path} is not an .npz archive; copy it again from its source.")
-        with archive:
-            if missing := [key for key in keys if key not in archive]:
-                raise DataError(f"{path} has no {', '.join(missing)}; it has {', '.join(archive)}.")
-            return {key: archive[key] for key in keys}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a readable .npz archive ({error}); copy it again from its source.") from None
-
-
-def _split(path: Path, arrays: Mapping[str, NDArray[Any]], split: str) -> Part:
+def _split(path: Path, arrays: Mapping[str, NDArray[Any]], split: str) -> PublishedSplit:
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         raise DataError(f"{path} holds pictures of shape {images.shape[1:]}; only the 2-D sets can be imported.")

@@ -9,8 +9,7 @@ import numpy as np
 
 from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
 from consilium.data.images import read_image
-from consilium.data.importers.medmnist import read_npz
-from consilium.data.importers.published import Published, files_in, one_file, part
+from consilium.data.importers.published import Published, files_in, one_file, part, read_npz
 from consilium.errors import DataError
 
 SOURCE = "MedNIST (Erickson et al., from TCIA, RSNA and NIH collections)"

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.data.importers.published import Part, Published, files_in, part
+from consilium.data.importers.published import Published, PublishedSplit, files_in, part
+from consilium.data.limits import refuse_dense
 from consilium.errors import DataError
 
 PARTS = {"train": ("train",), "test": ("t10k", "test")}  # how the names of their files begin
@@ -29,7 +30,7 @@ def read(sources: Sequence[Path]) -> Published:
     )
 
 
-def _part(files: Sequence[Path], name: str) -> Part:
+def _part(files: Sequence[Path], name: str) -> PublishedSplit:
     images, labels = (_find(files, name, kind) for kind in KINDS)
     return part(images, _read_idx(images, KINDS["images"]), _read_idx(labels, KINDS["labels"]))
 
@@ -47,13 +48,15 @@ def _find(files: Sequence[Path], name: str, kind: str) -> Path:
 def _read_idx(path: Path, axes: int) -> NDArray[Any]:
     """An idx file: two zero bytes, the type, the number of axes, their lengths, then the values."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4 + 4 * axes)
+            if len(head) < 4 + 4 * axes or head[:4] != bytes([0, 0, BYTES, axes]):
+                raise DataError(f"{path} is not an idx file of {axes} axes; copy it again from its source.")
+            shape = np.frombuffer(head, ">u4", axes, offset=4).tolist()
+            refuse_dense(math.prod(shape), path.stat().st_size, str(path))
+            values = np.frombuffer(file.read(math.prod(shape) + 1), np.uint8)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be unpacked ({error}); copy it again from its source.") from None
-    if len(raw) < 4 + 4 * axes or raw[:4] != bytes([0, 0, BYTES, axes]):
-        raise DataError(f"{path} is not an idx file of {axes} axes; copy it again from its source.")
-    shape = np.frombuffer(raw, ">u4", axes, offset=4).tolist()
-    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
     if len(values) != math.prod(shape):
         raise DataError(
             f"{path} holds {len(values)} bytes after its head, which promises {math.prod(shape)}; "

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.importers.pickled import NotPlain, bytes_array, read_plain
-from consilium.data.importers.published import Part, Published, files_in, joined, part
+from consilium.data.importers.published import Published, PublishedSplit, files_in, joined, part
 from consilium.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -29,7 +29,7 @@ def read(sources: Sequence[Path]) -> Published:
     return Published(CLASSES, train, _batch(files[TEST]), "CIFAR-10 (Krizhevsky, 2009)")
 
 
-def _batch(path: Path) -> Part:
+def _batch(path: Path) -> PublishedSplit:
     pixels, labels = _binary(path) if path.suffix == ".bin" else _pickled(path)
     pictures = np.moveaxis(pixels.reshape(-1, 3, SIDE, SIDE), 1, -1)
     return part(path, pictures, labels, len(CLASSES))

@@ -1,0 +1,1 @@
+"""AbdomenCT-1K: see README.md."""

@@ -1,0 +1,1 @@
+"""AMOS22: see README.md."""

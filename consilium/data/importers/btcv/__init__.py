@@ -1,0 +1,1 @@
+"""BTCV: see README.md."""

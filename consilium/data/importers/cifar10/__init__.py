@@ -1,0 +1,1 @@
+"""CIFAR-10: see README.md."""

@@ -1,0 +1,1 @@
+"""Drishti-GS1: see README.md."""

@@ -1,0 +1,1 @@
+"""I2CVB: see README.md."""

@@ -1,0 +1,1 @@
+"""MedMNIST: see README.md."""

@@ -1,0 +1,1 @@
+"""MedNIST: see README.md."""

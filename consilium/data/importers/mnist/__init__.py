@@ -1,0 +1,1 @@
+"""MNIST: see README.md."""

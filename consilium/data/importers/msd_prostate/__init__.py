@@ -1,0 +1,1 @@
+"""MSD Task05: see README.md."""

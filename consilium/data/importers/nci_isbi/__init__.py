@@ -1,0 +1,1 @@
+"""NCI-ISBI 2013: see README.md."""

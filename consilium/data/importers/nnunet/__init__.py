@@ -1,0 +1,1 @@
+"""nnU-Net's layout: see README.md."""

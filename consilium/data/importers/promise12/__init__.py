@@ -1,0 +1,1 @@
+"""PROMISE12: see README.md."""

@@ -1,0 +1,1 @@
+"""PROSTATEx: see README.md."""

@@ -1,0 +1,1 @@
+"""REFUGE: see README.md."""

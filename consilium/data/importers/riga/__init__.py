@@ -1,0 +1,1 @@
+"""RIGA: see README.md."""

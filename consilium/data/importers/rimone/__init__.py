@@ -1,0 +1,1 @@
+"""RIM-ONE: see README.md."""

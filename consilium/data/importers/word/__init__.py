@@ -1,0 +1,1 @@
+"""WORD: see README.md."""
