@@ -1,7 +1,7 @@
-"""CMIDG: strong changes of intensity that leave anatomy where it is, after Ouyang et al. (IEEE TMI 2022).
+"""CMIDG: strong changes of intensity that keep the anatomy, after Ouyang et al. (IEEE TMI 2022).
 
-An image passes through a small random network (GIN); two such images are blended by a smooth random field, so that no
-intensity means the same tissue everywhere. Images are (batch, channels, *spatial) in two or three dimensions.
+An image passes through a small random network (GIN). A smooth random field blends two such images, so that an
+intensity does not mean the same tissue everywhere. Images are (batch, channels, *spatial) in two or three dimensions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INTERVALS = 4  # of the blending field's control points, along each axis
 
 @torch.no_grad()
 def cmidg(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Every image twice through its own random networks, blended by its own field m: m · a + (1 − m) · b."""
+    """Pass each image through two random networks of its own and blend the results by a field m: m a + (1 − m) b."""
     changed = torch.empty_like(images)
     for i, image in enumerate(images):
         one, other = gin(image, generator), gin(image, generator)
@@ -28,7 +28,7 @@ def cmidg(images: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def gin(image: Tensor, generator: torch.Generator) -> Tensor:
-    """One image (channels, *spatial) through random convolutions, mixed with itself, at its own Frobenius norm."""
+    """Pass one image (channels, *spatial) through random convolutions, mix it with itself, keep its Frobenius norm."""
     dimensions, channels = image.dim() - 1, len(image)
     convolve = conv2d if dimensions == 2 else conv3d
     hidden = 2 if dimensions == 2 else 1  # as in the original, and as UFPS has it for volumes
@@ -48,7 +48,7 @@ def gin(image: Tensor, generator: torch.Generator) -> Tensor:
 def field(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """A smooth random field from 0 to 1: cubic B-splines through normal control points, a quarter of a side apart."""
     values = torch.randn(*[INTERVALS + 3] * len(shape), generator=generator)
-    for side in shape:  # each pass takes the first axis off and puts it, at full length, behind the others
+    for side in shape:  # each pass moves the first axis, at full length, behind the others
         values = torch.tensordot(values, _splines(side), dims=([0], [0]))
     low, high = values.aminmax()
     return (values - low) / (high - low).clamp_min(1e-12)

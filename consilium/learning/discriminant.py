@@ -1,38 +1,50 @@
-"""A linear discriminant in closed form, from sums that sites can send: how many, their mean, their scatter.
+"""A linear discriminant in closed form, from sums that sites can send: number, mean and scatter of features.
 
-Every site is a class of equal prior; all share one covariance, shrunk towards its own diagonal because there are often
-fewer cases than features. How much is found on validation cases; without any, it is the amount of Chen, Wiesel, Eldar &
-Hero (2010, "OAS"), which follows from the same sums.
+Each site is a class with the same prior. All classes share one covariance, shrunk towards its own diagonal because
+there are often fewer cases than features. The shrinkage is chosen on validation cases. Without any, it is that of
+Chen, Wiesel, Eldar & Hero (2010, "OAS"), which follows from the same sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import product
 from statistics import NormalDist
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from consilium.ranges import Items, Range
+from consilium.site import Count
 from consilium.tree import message
 from consilium.weights import SiteName
 
-# tried on validation cases: how much of the diagonal to take, and what to divide the certainty by
+# tried on validation cases: shrinkage towards the diagonal, and temperature of the softmax
 SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 TEMPERATURES = tuple(2.0**i for i in range(-4, 13))
-_DOUBT = 1e-3  # of every probability: a case far on the right side must not outvote doubtful ones
+_DOUBT = 1e-3  # the uniform part of every probability, which bounds the log loss of one case
+FARTHEST = 100.0  # bound on the absolute logarithm of a distance
+MOST_SURPRISE = 50.0  # bound on the log loss of a case
 
 
 @message
 class FeatureSums:
-    """The features of a site's training images, summed up: nothing of one image, unless there is only one."""
+    """Sums of the features of a site's training images. They contain no single image, unless there is only one."""
 
-    n: int
+    n: Count
     mean: Tensor  # (features,) float64
     scatter: Tensor  # (features · (features + 1) / 2,) float64: the upper triangle of Σ (x − mean)(x − mean)ᵀ
+
+    def contradiction(self) -> str:
+        """Why the sums cannot belong to any images; empty if they can."""
+        if self.n < 1:
+            return "features of no image have no mean"
+        diagonal = symmetric(self.scatter, len(self.mean)).diagonal()
+        return "a scatter is negative" if bool((diagonal < 0).any()) else ""
 
 
 def sums_of(features: Tensor) -> FeatureSums:
@@ -41,6 +53,35 @@ def sums_of(features: Tensor) -> FeatureSums:
     mean = rows.mean(0)
     centred = rows - mean
     return FeatureSums(len(rows), mean, upper(centred.T @ centred))
+
+
+@dataclass(frozen=True)
+class BoundedSums:
+    """Sums over patients' features, each clipped to length 1: one patient changes `values` by at most √2."""
+
+    values: Tensor  # (2 · features,) float64: Σ x and Σ x²
+    patients: int
+
+
+def bounded_sums(features: Iterable[Tensor], most: float) -> BoundedSums:
+    """The sums over patients of their mean features (features,), in units of `most`, the clipping length."""
+    totals: list[Tensor] = []
+    for own in features:
+        scaled = own.double() / most
+        length = scaled.norm().item()
+        part = scaled / max(1.0, length) if length < math.inf else torch.zeros_like(scaled)
+        totals.append(torch.cat([part, part.square()]))
+    return BoundedSums(torch.stack(totals).sum(0), len(totals))
+
+
+def from_noised(values: Tensor, most: float, n: int, patients: int) -> FeatureSums:
+    """The sums that a site sends, from noised `BoundedSums.values`: without products of different features.
+
+    Scatter is not negative. `n` is the public number of images, so that shares do not change.
+    """
+    first, second = (values / patients).chunk(2)
+    spread = (second - first.square()).clamp_min(1e-6)
+    return FeatureSums(n, first * most, upper(torch.diag(spread * most**2 * n)))
 
 
 def added(one: FeatureSums, other: FeatureSums) -> FeatureSums:
@@ -52,7 +93,7 @@ def added(one: FeatureSums, other: FeatureSums) -> FeatureSums:
 
 
 def summed(batches: Iterable[Tensor]) -> FeatureSums | None:
-    """The sums of features that come in batches; None without any."""
+    """The sums of features over batches; None without any batch."""
     parts = [sums_of(batch) for batch in batches]
     return reduce(added, parts) if parts else None
 
@@ -64,7 +105,7 @@ def upper(matrix: Tensor) -> Tensor:
 
 
 def symmetric(triangle: Tensor, side: int) -> Tensor:
-    """The symmetric matrix of an upper triangle: exactly symmetric, whatever the rounding was."""
+    """The symmetric matrix (side, side) of an upper triangle; exactly symmetric."""
     matrix = triangle.new_zeros(side, side)
     rows, columns = torch.triu_indices(side, side)
     matrix[rows, columns] = triangle
@@ -74,13 +115,13 @@ def symmetric(triangle: Tensor, side: int) -> Tensor:
 
 @message
 class Discriminant:
-    """Which site an image is most like, and how far it is from each."""
+    """Gives the probability of each site for an image, and its distance from each."""
 
     means: Mapping[SiteName, Tensor]  # (features,) each
-    covariance: Tensor  # the upper triangle of what all sites share
+    covariance: Tensor  # the upper triangle of the shared covariance
     shrinkage: float  # towards its diagonal, 0 to 1
-    temperature: float  # certainty is divided by it
-    limits: Mapping[SiteName, float]  # the distance from which on an image is unlike a site; empty: no limits
+    temperature: float  # of the softmax
+    limits: Mapping[SiteName, float]  # beyond this distance an image does not belong to the site; empty: no limits
 
     @property
     def sites(self) -> list[SiteName]:
@@ -88,7 +129,7 @@ class Discriminant:
 
 
 def discriminant(sums: Mapping[SiteName, FeatureSums]) -> Discriminant:
-    """From the sums of every site; shrunk by OAS, its certainty as it comes, without limits."""
+    """The discriminant from the sums of every site, with OAS shrinkage, temperature 1 and no limits."""
     names = sorted(sums)
     free = max(1, sum(sums[name].n for name in names) - len(names))
     within = torch.stack([sums[name].scatter for name in names]).sum(0) / free
@@ -97,7 +138,7 @@ def discriminant(sums: Mapping[SiteName, FeatureSums]) -> Discriminant:
 
 
 def oas_shrinkage(covariance: Tensor, n: int) -> float:
-    """How much of the diagonal to take, 0 to 1, for a covariance (p, p) found with n degrees of freedom."""
+    """The shrinkage, 0 to 1, for a covariance (p, p) estimated with n degrees of freedom."""
     side = len(covariance)
     square = covariance.square().sum().item()
     trace = covariance.diagonal().sum().item()
@@ -108,7 +149,7 @@ def oas_shrinkage(covariance: Tensor, n: int) -> float:
 
 
 class Space:
-    """The features' space as a discriminant sees it: Mahalanobis distances to every site, at any shrinkage."""
+    """Mahalanobis distances to every site in a discriminant's feature space, at any shrinkage."""
 
     def __init__(self, found: Discriminant) -> None:
         self.found = found
@@ -120,7 +161,7 @@ class Space:
 
     @cached_property
     def scale(self) -> Tensor:
-        """Every feature's deviation; one that never varies inside a site must not decide alone."""
+        """Each feature's standard deviation, with a floor for features that are constant inside sites."""
         between = self.means.var(0, unbiased=False)
         return (self._within.diagonal() + 1e-6 * between + 1e-12).sqrt()
 
@@ -130,7 +171,7 @@ class Space:
 
     @cached_property
     def _axes(self) -> tuple[Tensor, Tensor]:
-        """The correlation's eigenvalues and eigenvectors: shrinking changes the former only."""
+        """The correlation's eigenvalues and eigenvectors; shrinkage changes only the eigenvalues."""
         values, vectors = torch.linalg.eigh(self.correlation)
         return values.clamp_min(0.0), vectors
 
@@ -155,14 +196,27 @@ def probabilities(squared: Tensor, temperature: float) -> Tensor:
 # ------------------------------------------------------------------------------------------------ on validation cases
 
 
+Sums = Annotated[tuple[Annotated[float, Range(-1e12, 1e12)], ...], Items(1000)]
+
+
 @message
 class RoutingSums:
-    """What a site finds on its validation cases, summed up."""
+    """Sums over a site's validation cases."""
 
-    cases: int
-    surprise: tuple[float, ...]  # −log of its own probability, for every shrinkage and temperature
-    log_distance: tuple[float, ...]  # of the cases to their own site, for every shrinkage
-    log_distance_squared: tuple[float, ...]
+    cases: Count
+    surprise: Sums  # −log of its own probability, for every shrinkage and temperature
+    log_distance: Sums  # of the cases to their own site, for every shrinkage
+    log_distance_squared: Sums
+
+    def contradiction(self) -> str:
+        """Why the sums cannot be true of so many cases; empty if they can."""
+        n = self.cases
+        if any(not -1e-6 <= total <= MOST_SURPRISE * n for total in self.surprise):
+            return f"the surprise of {n} cases cannot be so large"
+        for total, square in zip(self.log_distance, self.log_distance_squared):
+            if abs(total) > FARTHEST * n or not 0 <= square <= FARTHEST**2 * n:
+                return f"the distances of {n} cases cannot be so large"
+        return ""
 
 
 NO_CASES = RoutingSums(
@@ -171,7 +225,7 @@ NO_CASES = RoutingSums(
 
 
 def routing_sums(space: Space, features: Tensor, own: SiteName) -> RoutingSums:
-    """Of validation cases with these features (cases, features), all of the site `own`."""
+    """The sums of validation cases with these features (cases, features), all of the site `own`."""
     place = space.found.sites.index(own)
     surprise: list[float] = []
     logs: list[Tensor] = []
@@ -186,10 +240,10 @@ def routing_sums(space: Space, features: Tensor, own: SiteName) -> RoutingSums:
 
 
 def tempered(found: Discriminant, sums: Mapping[SiteName, RoutingSums], quantile: float) -> Discriminant:
-    """With the shrinkage and the temperature that surprise the validation cases least, and with distance limits.
+    """The discriminant with the shrinkage and temperature of the least log loss on validation cases, and with limits.
 
-    All sites count alike, whatever their number of cases. Of equals the shrinkage nearest to the first one wins, then
-    the temperature nearest to 1. Without validation cases everything stays as it is.
+    All sites have equal shares. Ties go to the shrinkage nearest to the first one, then to the temperature nearest
+    to 1. Without validation cases nothing changes.
     """
     known = {name: part for name, part in sorted(sums.items()) if part.cases}
     if not known:
@@ -210,11 +264,12 @@ def tempered(found: Discriminant, sums: Mapping[SiteName, RoutingSums], quantile
 def distance_limits(
     logs: Mapping[SiteName, tuple[int, float, float]], sites: Sequence[SiteName], quantile: float
 ) -> dict[SiteName, float]:
-    """The distance beyond which an image is unlike a site: a quantile of the site's own validation distances.
+    """The distance limit of each site: a quantile of the site's own validation distances.
 
-    `logs`: by site the number, the sum and the sum of squares of the distances' logarithms. They are taken as normal,
-    with the site's own mean and a deviation that all sites share: sums are enough, and few cases do not make a narrow
-    limit. A site without validation cases gets the mean of the others. No limits at quantile 1, or with too few cases.
+    `logs`: by site the number, the sum and the sum of squares of the logarithms of distances. They are modelled as
+    normal, with the site's own mean and a standard deviation that all sites share. So sums are enough, and a site with
+    few cases gets no narrow limit. A site without validation cases gets the mean of the others. There are no limits at
+    quantile 1, or with too few cases.
     """
     free = sum(n for n, _, _ in logs.values()) - len(logs)
     if quantile >= 1 or free < 1:
@@ -223,4 +278,4 @@ def distance_limits(
     squares = math.fsum(square - n * means[name] ** 2 for name, (n, _, square) in logs.items())
     common = math.fsum(means.values()) / len(means)
     reach = NormalDist().inv_cdf(quantile) * math.sqrt(max(0.0, squares / free))
-    return {site: math.exp(means.get(site, common) + reach) for site in sites}
+    return {site: math.exp(min(700.0, means.get(site, common) + reach)) for site in sites}

@@ -1,4 +1,4 @@
-"""The one local loop: one pass over the batches, in which every job steps on the same batch."""
+"""The local training loop: one pass over the batches, in which every job takes a step on the same batch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from consilium.batch import Batch
+from consilium.learning.optimizers import learning_rate, load_state, optimizer, read_state
+from consilium.learning.per_patient import ClippedSum, PatientGradients
+from consilium.learning.training_networks import training_network
 from consilium.method import OptimizerState
-from consilium.site import Batch, Local, Round, Site, Task
+from consilium.privacy.sampling import Draw, covered, draws
+from consilium.site import Round, Site
 from consilium.weights import Weights
 
 
@@ -24,17 +29,19 @@ class Job:
     weights: Weights
     kind: str = "model"
     labels: Sequence[str] | None = None
-    loss: Callable[[Any, Batch], Tensor] | None = None  # default: the task's
+    loss: Callable[[Any, Batch], Tensor] | None = None  # of the output; default: the task's
+    objective: Callable[[nn.Module, Batch], Tensor] | None = None  # of the network itself, in place of `loss`
+    before_step: Callable[[nn.Module, Batch], None] | None = None  # sees the network before any job steps on the batch
     penalty: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # of the parameters, added to the loss
     correct: Weights | None = None  # added to every gradient
     lr: float | None = None  # default: the study's
-    step: bool = True  # False: the weights stay, the mean gradient over all cases is returned
-    fresh: bool = False  # True: its optimiser's state is not kept, whatever the study says
+    step: bool = True  # False: the weights do not change, and the mean gradient over all cases is returned
+    fresh: bool = False  # True: the optimiser's state is never kept
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What became of a job."""
+    """The result of a job."""
 
     weights: Weights
     steps: int
@@ -45,12 +52,12 @@ class Fit:
 
     @property
     def state(self) -> OptimizerState | None:
-        """The optimiser's, copied only where it is kept."""
+        """The optimiser's state, copied only if it is kept."""
         return self.read()
 
 
 class Fits(dict[str, Fit]):
-    """What became of every job, and the optimiser states to keep for the next round."""
+    """The results of all jobs, and the optimiser states to keep for the next round."""
 
     def __init__(self, fits: Mapping[str, Fit], kept: Collection[str]) -> None:
         super().__init__(fits)
@@ -58,109 +65,86 @@ class Fits(dict[str, Fit]):
 
     @property
     def states(self) -> dict[str, OptimizerState]:
-        """By job; empty where the study or the method keeps none. Read it before the next `fit`."""
+        """By job; empty if the study or the method keeps none. Read it before the next `fit`."""
         return {name: state for name in self._kept if (state := self[name].state) is not None}
 
 
 def fit(site: Site, jobs: Mapping[str, Job], round: Round, states: Mapping[str, OptimizerState] | None = None) -> Fits:
     """Train every job on the site's batches of this round; data are read and augmented once per batch.
 
-    `states` are the optimiser states that the last round left, by job; `Fits.states` are those of this one. Both count
-    only under [local] optimizer_state = "kept". None: a method that starts afresh and keeps nothing.
+    `states` are the optimiser states of the last round, by job; `Fits.states` are those of this round. Both are used
+    only with [local] optimizer_state = "kept". None: the method always starts fresh and keeps nothing.
     """
     keeps = states is not None and site.local.optimizer_state == "kept"
     kept = [name for name, job in jobs.items() if keeps and not job.fresh]
     before = {name: states[name] for name in kept if name in states} if states else {}
     with torch.random.fork_rng(devices=[]):
-        runs = {name: _Run(site, job, slot, round, before.get(name)) for slot, (name, job) in enumerate(jobs.items())}
+        runs = {
+            name: _ActiveJob(site, job, slot, round, before.get(name)) for slot, (name, job) in enumerate(jobs.items())
+        }
+        if site.private is not None:
+            _learn_privately(site, runs, round, before)
+            return Fits({name: run.result() for name, run in runs.items()}, kept)
         for number, batch in enumerate(site.batches(round)):
             batch = placed(batch, site)
             seed = site.generator(round, f"dropout {number}").initial_seed()
             for run in runs.values():
-                seed_dropout(seed, site.device)  # what a job drops does not depend on the jobs beside it
+                if run.job.before_step is not None:
+                    run.job.before_step(run.module, batch)
+            for run in runs.values():
+                seed_dropout(seed, site.device)  # dropout of a job does not depend on the other jobs
                 run.learn(batch)
     return Fits({name: run.result() for name, run in runs.items()}, kept)
 
 
+def _learn_privately(
+    site: Site, runs: Mapping[str, _ActiveJob], round: Round, before: Mapping[str, OptimizerState]
+) -> None:
+    """The same pass by DP-SGD: every job steps on the noised sum of clipped gradients of the same drawn patients."""
+    start = [run.job.weights for run in runs.values()]
+    start += [slots for state in before.values() for slots in state.slots.values()]
+    largest = max((sum(p.numel() for p in run.parameters) for run in runs.values()), default=0)
+    for draw in draws(site, round, start, largest, list(runs)):
+        batches = [placed(batch, site) for batch in draw.batches]
+        seed = site.generator(round, f"dropout {draw.number}").initial_seed()
+        for name, run in runs.items():
+            seed_dropout(seed, site.device)
+            run.learn_privately(replace(draw, batches=batches), name, len(runs))
+
+
 def seed_dropout(seed: int, device: str) -> None:
-    """Seed the device in use; `torch.manual_seed` also notes a stack trace for every device that is not."""
+    """Seed the device in use; `torch.manual_seed` also records a stack trace for every other device, which is slow."""
     torch.default_generator.manual_seed(seed)
     if device != "cpu":
         torch.manual_seed(seed)
 
 
-def learning_rate(local: Local, round: Round) -> float:
-    """The study's learning rate in this round."""
-    if local.schedule == "decay":
-        return float(local.lr * local.decay**round.step)
-    if local.schedule == "constant":
-        return local.lr
-    warm = max(1, math.ceil(local.warmup * round.total))
-    if round.step < warm:
-        return local.lr * (round.step + 1) / warm
-    if local.schedule == "warmup-restarts":  # down to a hundredth, and up again at once
-        share = 0.5 * (1 + math.cos(math.pi * ((round.step - warm) % local.restart) / local.restart))
-        return local.lr * (0.01 + 0.99 * share)
-    done = (round.step - warm) / max(1, round.total - warm)
-    return local.lr * 0.5 * (1 + math.cos(math.pi * done))
-
-
 def placed(batch: Batch, site: Site) -> Batch:
-    """Channels-last makes 2-D convolutions faster on CPUs and GPUs alike."""
-    images = batch.images.to(site.device, non_blocking=True)
+    """The batch on the site's device. Channels-last makes 2-D convolutions faster on CPUs and GPUs."""
+    images = moved(batch.images, site.device)
     if images.dim() == 4:
         images = images.contiguous(memory_format=torch.channels_last)
-    beside = None if batch.beside is None else batch.beside.to(site.device, non_blocking=True)
-    return replace(batch, images=images, truth=batch.truth.to(site.device, non_blocking=True), beside=beside)
+    beside = None if batch.beside is None else moved(batch.beside, site.device)
+    return replace(batch, images=images, truth=moved(batch.truth, site.device), beside=beside)
 
 
-class Workbench:
-    """A network to train in, built once per process; every use loads all of its weights."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module.train()
-        self.parameters = dict(module.named_parameters())
-        self._tensors = dict(module.state_dict())  # the module's own, not copies
-
-    @torch.no_grad()
-    def load(self, weights: Weights) -> None:
-        if weights.keys() != self._tensors.keys():
-            raise ValueError(f"weights of another network: {sorted(weights.keys() ^ self._tensors.keys())[:3]}")
-        for name, tensor in self._tensors.items():
-            given = weights[name]
-            if given.shape != tensor.shape:
-                raise ValueError(f"'{name}' is {tuple(given.shape)}, where the network has {tuple(tensor.shape)}")
-            tensor.copy_(given)
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the gradients, without the bookkeeping of `Optimizer.zero_grad`: a hundredth of a small step."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    def weights(self, changed: Mapping[str, Tensor] | None = None) -> Weights:
-        """A copy of what the network holds now, with these in place of its own."""
-        return Weights({**self._tensors, **(changed or {})})
+def moved(tensor: Tensor, device: str) -> Tensor:
+    """On the device; to a GPU from pinned memory, or the copy would not go on beside the work before it."""
+    if device == "cpu":
+        return tensor
+    return (tensor.pin_memory() if device.startswith("cuda") else tensor).to(device, non_blocking=True)
 
 
-@lru_cache(maxsize=16)
-def workbench(task: Task, kind: str, labels: tuple[str, ...] | None, slot: int, device: str) -> Workbench:
-    module = task.network(kind, labels).to(device)
-    if task.dimensions == 2:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Workbench(module)
-
-
-class _Run:
-    """A job under way."""
+class _ActiveJob:
+    """A job during its training."""
 
     def __init__(self, site: Site, job: Job, slot: int, round: Round, state: OptimizerState | None) -> None:
         self.job, self.site = job, site
         labels = None if job.labels is None else tuple(job.labels)
-        self.bench = workbench(site.task, job.kind, labels, slot, site.device)
-        self.bench.load(job.weights)
-        self.module = self.bench.module
-        self.names, self.parameters = list(self.bench.parameters), list(self.bench.parameters.values())
+        self.network = training_network(site.task, job.kind, labels, slot, site.device)
+        self.network.load(job.weights)
+        self.module = self.network.module
+        self.names, self.parameters = list(self.network.parameters), list(self.network.parameters.values())
         self.correct = [job.correct[name].to(site.device) for name in self.names] if job.correct is not None else None
         self.optimizer = optimizer(self.parameters, site.local, job.lr or learning_rate(site.local, round))
         if state is not None:
@@ -168,11 +152,13 @@ class _Run:
         self.scaler = torch.amp.GradScaler(site.device.split(":")[0], enabled=site.local.precision == "float16")
         self.loss = job.loss or partial(site.task.loss, labels=job.labels)
         self.total, self.cases, self.steps = 0.0, 0, 0
+        self.losses: list[tuple[Tensor, int]] = []
 
     def learn(self, batch: Batch) -> None:
         with precision(self.site):
-            loss = self.loss(self.module(batch.images), batch)
-        self.total += loss.item() * len(batch.cases)
+            objective = self.job.objective
+            loss = objective(self.module, batch) if objective else self.loss(self.module(batch.images), batch)
+        self.losses.append((loss.detach(), len(batch.cases)))  # read at the end: a GPU need not wait for every batch
         self.cases += len(batch.cases)
         if not self.job.step:
             (loss * len(batch.cases)).backward()  # type: ignore[no-untyped-call]
@@ -181,6 +167,34 @@ class _Run:
             loss = loss + self.job.penalty(dict(zip(self.names, self.parameters)))
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self._step()
+
+    def learn_privately(self, draw: Draw, name: str, models: int) -> None:
+        """A step on the noised mean gradient of the drawn patients; `models` are trained on the same draw.
+
+        Together their gradients are one vector of at most √models clips, so each gets √models as much noise.
+        """
+        found = private_gradient(self.site, self.patients, self.network.parameters, draw, self.loss, name, models)
+        self.total, self.cases = self.total + found.loss, self.cases + found.cases
+        start = 0
+        for parameter in self.parameters:
+            part = found.gradient[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)  # in the parameter's own layout: fused steps need it
+            parameter.grad += part
+        if not self.job.step:
+            self.steps += 1
+            return
+        if self.job.penalty is not None:  # it contains no patient data
+            pull = self.job.penalty(dict(zip(self.names, self.parameters)))
+            for parameter, slope in zip(self.parameters, torch.autograd.grad(pull, self.parameters)):
+                assert parameter.grad is not None
+                parameter.grad += slope
+        self._step()
+
+    @cached_property
+    def patients(self) -> PatientGradients:
+        return PatientGradients(self.module)
 
     def _step(self) -> None:
         if self.correct is not None or self.site.local.clip:
@@ -193,12 +207,18 @@ class _Run:
             nn.utils.clip_grad_norm_(self.parameters, self.site.local.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.bench.clear()
+        self.network.clear()
         self.steps += 1
 
     def result(self) -> Fit:
         gradient = None if self.job.step else self._mean_gradient()
-        return Fit(self.bench.weights(), self.steps, self.cases, self.total / max(1, self.cases), self._state, gradient)
+        steps = self.steps if self.job.step else 0
+        for found, cases in self.losses:
+            self.total += found.item() * cases
+        loss = self.total / max(1, self.cases)
+        # the number of drawn cases is not public; the number of all cases is
+        cases = self.cases if self.site.private is None else len(self.site.data) * self.site.local.epochs
+        return Fit(self.network.weights(), steps, cases, loss, self._state, gradient)
 
     def _state(self) -> OptimizerState | None:
         return read_state(self.optimizer, self.names, self.parameters) if self.job.step else None
@@ -207,45 +227,31 @@ class _Run:
         gradients = {}
         for name, parameter in zip(self.names, self.parameters):
             total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradients[name] = total / max(1, self.cases)
+            gradients[name] = total / max(1, self.steps or self.cases)  # of a private pass, each step is already a mean
             parameter.grad = None
         return Weights(gradients)
 
 
+def private_gradient(
+    site: Site,
+    patients: PatientGradients,
+    parameters: Mapping[str, Tensor],
+    draw: Draw,
+    loss: Callable[[Any, Batch], Tensor],
+    name: str,
+    models: int = 1,
+) -> ClippedSum:
+    """The mean gradient (parameters,) of the drawn patients with its noise; the loss beside it has none."""
+    private = site.private
+    assert private is not None
+    with precision(site):
+        found = patients.summed(parameters, draw.batches, loss, private.clip)
+    noised = covered(found.gradient, private.clip, private.noise * math.sqrt(models), draw.key, name)
+    return replace(found, gradient=noised / draw.expected)
+
+
 def precision(site: Site) -> AbstractContextManager[Any]:
-    """Mixed precision where the study asks for it."""
+    """Mixed precision, if the study asks for it."""
     if site.local.precision == "float32":
         return nullcontext()
     return torch.autocast(site.device.split(":")[0], dtype=getattr(torch, site.local.precision))
-
-
-def optimizer(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> torch.optim.Optimizer:
-    """The study's optimiser; fused kernels step all parameters in one call."""
-    fused = parameters[0].device.type in ("cpu", "cuda")
-    if local.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=fused)
-    kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr, weight_decay=local.weight_decay, fused=fused)
-
-
-def read_state(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter]
-) -> OptimizerState | None:
-    kept = [optimizer.state.get(p, {}) for p in parameters]
-    if not kept or not all(kept):
-        return None
-    slots = [key for key, value in kept[0].items() if isinstance(value, Tensor) and key != "step"]
-    return OptimizerState(
-        step=int(kept[0].get("step", 0)),
-        slots={slot: Weights({name: part[slot] for name, part in zip(names, kept)}) for slot in slots},
-    )
-
-
-def load_state(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter], state: OptimizerState
-) -> None:
-    fused = optimizer.defaults.get("fused")  # its kernels want the count beside the parameter
-    for name, parameter in zip(names, parameters):
-        step = torch.tensor(float(state.step), device=parameter.device if fused else "cpu")
-        slots = {slot: torch.empty_like(parameter).copy_(weights[name]) for slot, weights in state.slots.items()}
-        optimizer.state[parameter] = {"step": step, **slots}

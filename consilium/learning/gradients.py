@@ -8,32 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from consilium.learning.fit import (
-    learning_rate,
-    load_state,
-    optimizer,
-    placed,
-    precision,
-    read_state,
-    seed_dropout,
-    workbench,
-)
+from consilium.batch import Batch
+from consilium.learning.fit import placed, precision, seed_dropout
+from consilium.learning.optimizers import learning_rate, load_state, optimizer, read_state
+from consilium.learning.training_networks import training_network
 from consilium.method import OptimizerState
-from consilium.site import Batch, Round, Site
+from consilium.site import Round, Site
 from consilium.weights import Weights
 
 
-class Bench:
-    """A network whose parameters are set, not owned: `gradient` answers at whatever point it is asked."""
+class GradientNetwork:
+    """A network whose parameters can be set to any point, with `gradient` at that point."""
 
     def __init__(self, site: Site, weights: Weights, slot: int = 0) -> None:
         self.site = site
-        self._bench = workbench(site.task, "model", None, slot, site.device)
-        self._bench.load(weights)
-        self.module, self.parameters = self._bench.module, self._bench.parameters
+        self._network = training_network(site.task, "model", None, slot, site.device)
+        self._network.load(weights)
+        self.module, self.parameters = self._network.module, self._network.parameters
 
     def values(self) -> dict[str, Tensor]:
-        """A copy of the parameters as they are now."""
+        """A copy of the current parameters."""
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
@@ -41,11 +35,11 @@ class Bench:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
 
-    def gradient(self, batch: Batch, judge: Callable[[Any], Tensor] | None = None) -> tuple[dict[str, Tensor], float]:
-        """The gradient of a loss of the output (default: the task's) at the present parameters, and the loss."""
+    def gradient(self, batch: Batch, loss_of: Callable[[Any], Tensor] | None = None) -> tuple[dict[str, Tensor], float]:
+        """The gradient of a loss of the output (default: the task's) at the current parameters, and the loss."""
         with precision(self.site):
             output = self.module(batch.images)
-            loss = self.site.task.loss(output, batch) if judge is None else judge(output)
+            loss = self.site.task.loss(output, batch) if loss_of is None else loss_of(output)
         grads = torch.autograd.grad(loss, list(self.parameters.values()))
         if self.site.local.clip:
             length = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
@@ -54,8 +48,8 @@ class Bench:
         return dict(zip(self.parameters, grads)), loss.item()
 
     def weights(self, values: Mapping[str, Tensor] | None = None) -> Weights:
-        """The whole state with these parameters; statistics as the passes so far have left them."""
-        return self._bench.weights(values)
+        """The whole state with these parameters and the current statistics."""
+        return self._network.weights(values)
 
 
 class Stepper:
@@ -69,7 +63,7 @@ class Stepper:
         states: Mapping[str, OptimizerState] | None = None,
         name: str = "global",
     ) -> None:
-        """`states` are those the last round left, of which this optimiser goes on from its own, `name`; see `fit`."""
+        """`states` are those of the last round; this optimiser continues from the one called `name` (see `fit`)."""
         self._parameters, self._name = parameters, name
         keeps = states is not None and site.local.optimizer_state == "kept"
         self._keeps, states = keeps, states or {}
@@ -84,7 +78,7 @@ class Stepper:
 
     @property
     def states(self) -> dict[str, OptimizerState]:
-        """What to keep for the next round, by name; empty where the study keeps nothing."""
+        """The states to keep for the next round, by name; empty if the study keeps none."""
         if not self._keeps:
             return {}
         state = read_state(self._optimizer, list(self._parameters), list(self._parameters.values()))

@@ -7,31 +7,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from consilium.learning.pseudo_labels import Said
+from consilium.learning.pseudo_labels import PseudoLabels
 
-LAGGING = 0.7  # where the global model finds less than this share of what the teachers call an organ, they are heard
+LAGGING = 0.7  # below this share of the teachers' voxels of an organ, the teachers' label is used
 
 
 class Refined(NamedTuple):
-    """Pseudo labels (batch, *spatial), and the voxels nothing is to be learned from."""
+    """Pseudo labels (batch, *spatial), and the voxels that are left out of the loss."""
 
     labels: Tensor
     ignored: Tensor
 
 
-def refined(said: Said, decided: Tensor, own: Tensor, agreement: float, intersect: bool, guard: bool) -> Refined:
-    """Labels of the global model (`decided`, integers), refined by the teachers' case by case.
+def refined(
+    pseudo: PseudoLabels, decided: Tensor, own: Tensor, agreement: float, intersect: bool, guard: bool
+) -> Refined:
+    """The global model's labels (`decided`, integers), refined by the teachers' labels for each case.
 
-    Eq. 5: where the two share at least `agreement` of the model's foreground, only what they agree on is a label, and
-    voxels they disagree on are ignored; else the model's own labels are taken. Without `intersect`, always those.
-    `own` (batch, classes) tells which labels the site annotates there: claims on them are void, its annotation follows.
+    Eq. 5: if both agree on at least `agreement` of the model's foreground, only voxels on which they agree get a label,
+    and the others are ignored. Otherwise, and always without `intersect`, the model's own labels are used.
+    `own` (batch, classes) marks the labels that the site annotates: predictions of them are dropped.
     """
-    shared = ((said.everything == decided) & (decided > 0)).flatten(1).sum(1)
+    shared = ((pseudo.everything == decided) & (decided > 0)).flatten(1).sum(1)
     found = (decided > 0).flatten(1).sum(1)
     rows = (len(decided), *[1] * (decided.dim() - 1))
     meet = ((shared >= agreement * found) & intersect).view(rows)
     model = torch.where(own.gather(1, decided.flatten(1).long()).view_as(decided), 0, decided.long())
-    teacher = said.others.long()
+    teacher = pseudo.others.long()
     labels = torch.where(meet & (model != teacher), 0, model)
     ignored = meet & (model != teacher)
     if guard:

@@ -1,4 +1,4 @@
-"""A network whose parameters are a mixture of several models': one forward pass, both gradients from one backward."""
+"""A network whose parameters are a mixture of several models: one forward and one backward pass give both gradients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from consilium.weights import Weights
 
 
 class Mixture:
-    """w = Σ_j p_j w_j, of which one w_i, the core, and p are learned.
+    """w = Σ_j p_j w_j; one w_i (the core) and p are trained.
 
-    The models lie as rows of one matrix (models, parameters): to mix them is pᵀ W, the slope of p is W g, each one
-    reading of the matrix. Parameters are mixed, not outputs, so any network will do. The statistics of normalisation
-    layers are those which the mixture's own passes leave in the network: p may be negative and sum to anything, and
-    variances mixed by it need not be variances.
+    The models are the rows of one matrix W (models, parameters). The mixture is pᵀ W and the gradient of p is W g; each
+    reads the matrix once. Parameters are mixed, not outputs, so any network works. The statistics of normalisation
+    layers are those of the mixture's own passes: p may be negative and sum to anything, so a mixture of variances need
+    not be a variance.
     """
 
     def __init__(self, module: nn.Module, models: Sequence[Mapping[str, Tensor]], own: int, p: Sequence[float]) -> None:
@@ -28,7 +28,7 @@ class Mixture:
         for row, model in zip(self._matrix, models, strict=True):
             for name, part in self._parts(row).items():
                 part.copy_(model[name])
-        self.core = nn.Parameter(self._matrix[own])  # not a copy: a step of the core is a step of its row
+        self.core = nn.Parameter(self._matrix[own])  # not a copy: a step of the core changes its row
         self.p = nn.Parameter(torch.tensor(p, dtype=first.dtype, device=first.device))
         mixed, self._slope = torch.empty_like(self.core.data), torch.empty_like(self.core.data)
         self._mixed = mixed
@@ -36,16 +36,23 @@ class Mixture:
         self._slopes = list(self._parts(self._slope).values())
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The network's output at the present mixture."""
+        """The network's output at the current mixture."""
+        return functional_call(self.module, dict(self.parameters()), (images,))  # type: ignore[no-any-return]
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The current mixture, by the network's names."""
         with torch.no_grad():
             torch.mv(self._matrix.t(), self.p, out=self._mixed)
-        return functional_call(self.module, self._leaves, (images,))  # type: ignore[no-any-return]
+        return self._leaves
 
     def backward(self, loss: Tensor, clip: float = 0.0) -> None:
-        """Leave the loss's gradients at `core` and `p`; with `clip`, the mixture's own is cut to this length first."""
-        grads = torch.autograd.grad(loss, list(self._leaves.values()))
+        """Set the gradients of `core` and `p`; with `clip`, the mixture's gradient is clipped to this norm first."""
+        self.take(torch.autograd.grad(loss, list(self._leaves.values())), clip)
+
+    def take(self, grads: Sequence[Tensor], clip: float = 0.0) -> None:
+        """The same from a known gradient of the mixture, one tensor per parameter."""
         with torch.no_grad():
-            torch._foreach_copy_(self._slopes, grads)
+            torch._foreach_copy_(self._slopes, list(grads))
             if clip:
                 self._slope.mul_(min(1.0, clip / (self._slope.norm().item() + 1e-6)))
             self.p.grad = torch.mv(self._matrix, self._slope)  # ∂F/∂p_j = ⟨g, w_j⟩

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from consilium.networks.plain_unet import Supervised
 
-SURE = 1e4  # a logit no other comes near
-LEAST = 1e-4  # what a label of probability 0 is taken for, so that its logarithm is finite
+SURE = 1e4  # larger than any other logit
+LEAST = 1e-4  # replaces a label probability of 0, so that its logarithm is finite
 
 
 def left_out(output: Any, ignored: Tensor) -> Any:
-    """Logits that are surely background where voxels are `ignored` (batch, *spatial).
+    """Logits with certain background where voxels are `ignored` (batch, *spatial).
 
-    With a truth of 0 there, Dice and cross entropy get nothing from these voxels, neither loss nor gradient.
+    If the truth is 0 there, these voxels add neither loss nor gradient to Dice and cross entropy.
     """
 
     def change(logits: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def left_out(output: Any, ignored: Tensor) -> Any:
 def reverse_cross_entropy(output: Any, truth: Tensor) -> Tensor:
     """Eq. 9 without its factor: −Σ_c q_c log p_c, mean over voxels; q is the prediction, p the label clipped to 1e−4.
 
-    A label is wrong somewhere; where the model is sure of another class, the loss is bounded: −log 1e−4 at most.
+    Where the model is certain of another class than the label, the loss is bounded by −log 1e−4.
     """
     if isinstance(output, Supervised):
         total = reverse_cross_entropy(output.main, truth)
@@ -45,5 +45,5 @@ def reverse_cross_entropy(output: Any, truth: Tensor) -> Tensor:
 
 
 def reverse_factor(step: int, total: int, growth: float = 20.0) -> float:
-    """e^{−growth (1 − r/R)} in round r = step + 1: nothing for long, 1 in the last round."""
+    """e^{−growth (1 − r/R)} in round r = step + 1: near 0 for most rounds, 1 in the last."""
     return math.exp(-growth * (1 - (step + 1) / total))

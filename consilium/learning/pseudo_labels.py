@@ -1,4 +1,4 @@
-"""Labels from teachers, each of which knows some of the organs: who gets a voxel, and how sure they are together."""
+"""Pseudo labels from teachers that each know some organs: which label a voxel gets, and the entropy of all teachers."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from consilium.site import Batch, Site, Task
+from consilium.batch import Batch
+from consilium.site import Site
+from consilium.task import Task
 from consilium.tree import message
 from consilium.weights import SiteName, Weights
 
 
-class Opinion(NamedTuple):
-    """What one teacher says of a batch."""
+class TeacherOutput(NamedTuple):
+    """One teacher's prediction for a batch."""
 
     labels: tuple[str, ...]  # the organs it knows
     chances: Tensor  # (batch, 1 + labels, *spatial), background first
 
 
-class Said(NamedTuple):
-    """What all teachers say of a batch, each (batch, *spatial)."""
+class PseudoLabels(NamedTuple):
+    """The combined prediction of all teachers for a batch, each field (batch, *spatial)."""
 
-    others: Tensor  # the labels the site does not annotate, as values of the task's labels; 0: none of them
+    others: Tensor  # labels that the site does not annotate, as mask values; 0: none of them
     everything: Tensor  # all labels, before the site's own annotation
-    entropy: Tensor  # E, of the merged distribution, mean over the classes
+    entropy: Tensor  # E of the merged distribution, mean over classes
 
 
 @message
 class Maps:
-    """What the teachers say of every training case, as long as the teachers are these."""
+    """The combined predictions for every training case, valid for one set of teachers."""
 
     labels: Weights  # by case, (2, *spatial): others, everything
     entropy: Weights  # by case, (1, *spatial)
 
 
-def opinions(
+def teacher_outputs(
     task: Task, teachers: Mapping[SiteName, Weights], labels: Mapping[SiteName, tuple[str, ...]], images: Tensor
-) -> list[Opinion]:
+) -> list[TeacherOutput]:
     """Every teacher's probabilities, in site-name order."""
     return [
-        Opinion(labels[name], task.infer(teachers[name], images, "teacher", labels[name]).float().softmax(1))
+        TeacherOutput(labels[name], task.infer(teachers[name], images, "teacher", labels[name]).float().softmax(1))
         for name in sorted(teachers)
     ]
 
 
 def claimed(
-    given: Sequence[Opinion], labels: Sequence[str], priority: Sequence[str] = (), without: Collection[str] = ()
+    given: Sequence[TeacherOutput], labels: Sequence[str], priority: Sequence[str] = (), without: Collection[str] = ()
 ) -> Tensor:
-    """Exclusive labels (batch, *spatial): a voxel goes to the label a teacher decides for there.
+    """Exclusive labels (batch, *spatial): a voxel gets the label that a teacher predicts there.
 
-    Of several claims the one that `priority` names first wins, then the most probable; claims `without` are dropped.
+    Among several claims the first in `priority` wins, then the most probable; claims `without` are dropped.
     """
     batch, _, *spatial = given[0].chances.shape
     strength = given[0].chances.new_zeros((batch, len(labels), *spatial))
@@ -64,12 +66,12 @@ def claimed(
                 torch.maximum(place, claim, out=place)
     for rank, label in enumerate(reversed(priority), start=1):
         place = strength[:, labels.index(label)]
-        place.add_(torch.where(place > 0, float(rank), 0.0))  # probabilities end at 1, so a rank outweighs them
+        place.add_(torch.where(place > 0, float(rank), 0.0))  # a rank of 1 or more beats any probability
     best, which = strength.max(1)
     return torch.where(best > 0, which + 1, 0).to(torch.uint8)
 
 
-def merged_chances(given: Sequence[Opinion], labels: Sequence[str]) -> Tensor:
+def merged_chances(given: Sequence[TeacherOutput], labels: Sequence[str]) -> Tensor:
     """One distribution (batch, 1 + labels, *spatial): organs by the mean of the teachers that know them, background by
     the product of all backgrounds, renormalised."""
     background = torch.stack([chances[:, 0] for _, chances in given]).prod(0)
@@ -86,22 +88,22 @@ def entropy(chances: Tensor) -> Tensor:
     return -torch.xlogy(chances, chances).sum(1) / chances.shape[1]
 
 
-def said(
-    given: Sequence[Opinion],
+def combined_labels(
+    given: Sequence[TeacherOutput],
     labels: Sequence[str],
     own: Collection[str],
     bare: Tensor,
     priority: Sequence[str] = (),
-) -> Said:
-    """`own` labels are the site's to draw, but in its `bare` cases (batch,), which have no mask, teachers draw them."""
+) -> PseudoLabels:
+    """Combine the teachers' predictions; the site annotates its `own` labels, but not in `bare` cases (batch,)."""
     everything = claimed(given, labels, priority)
     others = claimed(given, labels, priority, without=own)
     others = torch.where(bare.view(-1, *[1] * (others.dim() - 1)), everything, others)
-    return Said(others, everything, entropy(merged_chances(given, labels)))
+    return PseudoLabels(others, everything, entropy(merged_chances(given, labels)))
 
 
 def with_truth(others: Tensor, truth: Tensor) -> Tensor:
-    """The site's own annotation goes before every teacher; what neither has is background."""
+    """The site's own annotation has priority over the teachers' labels; the rest is background."""
     return torch.where(truth > 0, truth, others.to(truth.dtype))
 
 
@@ -111,23 +113,23 @@ def maps_of(
     labels: Mapping[SiteName, tuple[str, ...]],
     priority: Sequence[str] = (),
 ) -> Maps:
-    """What the teachers say of the site's whole training cases: computed once, since teachers never change."""
+    """The combined predictions for the site's whole training cases; computed once, because teachers never change."""
     drawn: dict[str, Tensor] = {}
     sure: dict[str, Tensor] = {}
     for batch in site.data.whole("train", site.local.batch_size):
-        given = opinions(site.task, teachers, labels, batch.images)
-        heard = said(given, site.task.labels, site.card.labels, batch.bare, priority)
+        given = teacher_outputs(site.task, teachers, labels, batch.images)
+        pseudo = combined_labels(given, site.task.labels, site.card.labels, batch.bare, priority)
         for i, case in enumerate(batch.cases):
-            drawn[case] = torch.stack([heard.others[i], heard.everything[i]])
-            sure[case] = heard.entropy[i : i + 1].half()
+            drawn[case] = torch.stack([pseudo.others[i], pseudo.everything[i]])
+            sure[case] = pseudo.entropy[i : i + 1].half()
     return Maps(Weights.over(drawn), Weights.over(sure))
 
 
-def read_maps(batch: Batch) -> Said:
-    """What stands beside the images of a batch: `others`, and if uncertainty is wanted `everything` and `entropy`."""
+def read_maps(batch: Batch) -> PseudoLabels:
+    """The cached predictions of a batch: `others`, and if uncertainty is used also `everything` and `entropy`."""
     assert batch.beside is not None
     parts = batch.beside.unbind(1)
     others = parts[0].to(torch.uint8)
     if len(parts) == 1:
-        return Said(others, others, torch.zeros_like(parts[0], dtype=torch.float32))
-    return Said(others, parts[1].to(torch.uint8), parts[2].float())
+        return PseudoLabels(others, others, torch.zeros_like(parts[0], dtype=torch.float32))
+    return PseudoLabels(others, parts[1].to(torch.uint8), parts[2].float())

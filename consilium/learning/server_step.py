@@ -1,10 +1,10 @@
-"""An optimiser step on the server, from gradients the sites have averaged."""
+"""An optimiser step on the server, from the average of the sites' gradients."""
 
 from __future__ import annotations
 
 import torch
 
-from consilium.learning.fit import load_state, read_state
+from consilium.learning.optimizers import load_state, read_state
 from consilium.method import OptimizerState
 from consilium.weights import Weights
 

@@ -1,4 +1,4 @@
-"""Local passes of two-step updates, climb and then descend: UFPS's sUSAM and the eight ways table S8 sets beside it."""
+"""Local passes of sharpness-aware steps (ascend, then descend): UFPS's sUSAM and the eight variants of table S8."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilium.batch import Batch
 from consilium.learning.cmidg import cmidg
-from consilium.learning.gradients import Bench, Stepper, mixed, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, mixed, seeded_batches
 from consilium.learning.sharpness import explored, flat, masked, momentum, moved, perturbation, random_perturbation, top
 from consilium.method import OptimizerState
-from consilium.site import Batch, Round, Site
+from consilium.site import Round, Site
 from consilium.weights import Weights
 
 STRATEGIES = ("susam", "usam", "asam", "random", "fused", "cmidg-both", "top-k", "cmidg")
-FUSED = 0.8  # table S8 (6): of the gradient without perturbation; the rest is the perturbed one's
+FUSED = 0.8  # table S8 (6): the share of the plain gradient; the rest is the perturbed one
 
 Loss = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Climb:
-    """How the ascent is made. "cmidg" has none: it descends on the augmented batch."""
+    """The settings of the ascent. "cmidg" has no ascent: it descends on the augmented batch."""
 
     strategy: str = "susam"
     rho: float = 0.7  # ρ
@@ -40,10 +41,10 @@ class Climb:
 
 @dataclass(frozen=True)
 class Masks:
-    """What a sparse ascent knows before a round."""
+    """The masks of a sparse ascent before a round."""
 
-    update: bool  # the masks are made anew, batch by batch; else those of the last such round are used
-    drawn: int  # the round of the run in which they were made: what is explored stays the same until the next
+    update: bool  # new masks for each batch; else those of the last update are used
+    drawn: int  # the round of the last update: M_E stays the same until the next
     chosen: Tensor | None  # M_L of the last update
     disputed: Tensor | None  # M_G
     momentum: Tensor | None  # G_mo
@@ -51,7 +52,7 @@ class Masks:
 
 @dataclass(frozen=True)
 class Climbed:
-    """What became of a round."""
+    """The result of a round."""
 
     weights: Weights
     loss: float  # mean over cases, of the descents
@@ -70,9 +71,9 @@ def sharp_fit(
     masks: Masks,
     states: Mapping[str, OptimizerState] | None = None,
 ) -> Climbed:
-    """One local pass; `ready` labels a batch once and gives its loss, for the climb and for the descent alike."""
-    bench = Bench(site, weights)
-    stepper = Stepper(site, bench.parameters, round, states)
+    """One local pass; `ready` labels a batch once and returns its loss, used for the ascent and the descent."""
+    network = GradientNetwork(site, weights)
+    stepper = Stepper(site, network.parameters, round, states)
     chosen, kept = masks.chosen, masks.momentum
     held = None if masks.update or chosen is None else _joined(chosen, masks, climb, site, round, "")
     total, cases, steps = 0.0, 0, 0
@@ -82,10 +83,10 @@ def sharp_fit(
         if climb.strategy not in ("asam", "random"):
             strong = replace(batch, images=cmidg(batch.images, site.generator(round, f"cmidg {number}")))
         if climb.strategy == "cmidg":
-            gradient, value = bench.gradient(strong, loss)
+            gradient, value = network.gradient(strong, loss)
         else:
-            slope, _ = bench.gradient(strong, loss)
-            step = perturbation(bench.parameters, slope, climb.rho, climb.eta)
+            slope, _ = network.gradient(strong, loss)
+            step = perturbation(network.parameters, slope, climb.rho, climb.eta)
             if climb.strategy == "random":
                 step = random_perturbation(step, site.generator(round, f"perturbation {number}"))
             if climb.sparse:
@@ -96,13 +97,13 @@ def sharp_fit(
                     chosen = top(flat(slope).abs(), climb.keep)
                     mask = _joined(chosen, masks, climb, site, round, f" {number}")
                 step = masked(step, mask)  # after the norm was taken
-            with moved(bench.module, step):
-                gradient, value = bench.gradient(strong if climb.strategy == "cmidg-both" else batch, loss)
+            with moved(network.module, step):
+                gradient, value = network.gradient(strong if climb.strategy == "cmidg-both" else batch, loss)
             if climb.strategy == "fused":
-                gradient = mixed(bench.gradient(batch, loss)[0], gradient, FUSED)
+                gradient = mixed(network.gradient(batch, loss)[0], gradient, FUSED)
         stepper.step(gradient)
         total, cases, steps = total + value * len(batch.cases), cases + len(batch.cases), steps + 1
-    return Climbed(bench.weights(), total / max(1, cases), steps, chosen, kept, stepper.states)
+    return Climbed(network.weights(), total / max(1, cases), steps, chosen, kept, stepper.states)
 
 
 def _joined(chosen: Tensor, masks: Masks, climb: Climb, site: Site, round: Round, number: str) -> Tensor:

@@ -1,7 +1,7 @@
-"""Sharpness: the step that climbs before a descent (ASAM), and the masks that make it sparse (UFPS, Eqs. 11–14).
+"""Sharpness-aware minimisation: the ascent before a descent (ASAM), and masks that make it sparse (UFPS, Eqs. 11–14).
 
-A mask is one flat Boolean vector over all d parameters, in the network's own order. A packet carries it at one bit per
-parameter, a thirty-second of the model, and the choice of "the largest of all" is one look at one vector.
+A mask is one flat Boolean vector over all d parameters, in the network's own order. A packet holds it with one bit per
+parameter, a thirty-second of the model. The largest values of all parameters are found in one vector.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from consilium.site import Task
+from consilium.task import Task
 from consilium.weights import SiteName
 
 
@@ -23,7 +23,7 @@ def perturbation(
 ) -> dict[str, Tensor]:
     """ASAM's ascent ε = ρ T² g / ‖T g‖ over all parameters; T is |w| + η on weights and 1 on biases.
 
-    ‖ε / T‖ = ρ: how far a weight is moved follows its size, so a network and its rescaled twin are moved alike.
+    ‖ε / T‖ = ρ: the step of a weight is relative to its size, so a rescaled network takes the same ascent.
     A gradient of zero moves nothing.
     """
     scale = {name: torch.ones_like(w) if _is_bias(name) else w.detach().abs() + eta for name, w in weights.items()}
@@ -34,7 +34,7 @@ def perturbation(
 
 
 def random_perturbation(like: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """Normal noise as long as the perturbation `like`: what an ascent without its direction does."""
+    """Normal noise with the norm of the perturbation `like`: an ascent in a random direction."""
     noise = {
         name: torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device)
         for name, tensor in like.items()
@@ -45,9 +45,9 @@ def random_perturbation(like: Mapping[str, Tensor], generator: torch.Generator) 
 
 @contextmanager
 def moved(module: nn.Module, by: Mapping[str, Tensor]) -> Iterator[None]:
-    """The network at w + ε; afterwards at w again, bit by bit.
+    """The network at w + ε inside the context, and at w again afterwards, bit for bit.
 
-    Normalisation layers do not take their running statistics from what passes meanwhile: those belong to w.
+    Normalisation layers do not update their running statistics meanwhile: those belong to w.
     """
     parameters = dict(module.named_parameters())
     with torch.no_grad():
@@ -76,20 +76,20 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def top(magnitudes: Tensor, share: float) -> Tensor:
-    """M_L: the ⌊share · d⌋ largest of all, exactly so many; of equal ones the first."""
+    """M_L: the ⌊share · d⌋ largest values, exactly as many; ties go to the first."""
     return _largest(magnitudes, int(share * len(magnitudes)))
 
 
 def momentum(kept: Tensor | None, gradient: Tensor, alpha: float) -> Tensor:
     """Eq. 11 on magnitudes: G ← α G + (1 − α) |∇f|, from zero.
 
-    The paper prints ∇f; a mean of signed gradients would rank a parameter that every batch pulls another way as calm.
+    The paper prints ∇f. A mean of signed gradients would be small for a parameter whose gradient changes its sign.
     """
     return (1 - alpha) * gradient.abs() if kept is None else torch.lerp(gradient.abs(), kept, alpha)
 
 
 def disputed(masks: Mapping[SiteName, Tensor]) -> Tensor:
-    """M_G (Eq. 12): chosen by some but not by all of the sites that answered; with one site, nothing."""
+    """M_G (Eq. 12): parameters chosen by some but not all of the sites that answered; with one site, none."""
     first, *rest = masks.values()
     some, every = first.clone(), first.clone()
     for mask in rest:
@@ -99,7 +99,7 @@ def disputed(masks: Mapping[SiteName, Tensor]) -> Tensor:
 
 
 def explored(local: Tensor, disputed: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """M_E (Eq. 13): at random min(⌊share · d⌋, |M_G ∖ M_L|) of what is disputed and not chosen here."""
+    """M_E (Eq. 13): min(⌊share · d⌋, |M_G ∖ M_L|) random parameters of M_G ∖ M_L."""
     candidates = (disputed & ~local).numpy(force=True)
     places = torch.from_numpy(np.flatnonzero(candidates))  # several times faster than torch's nonzero
     wanted = min(int(share * len(local)), len(places))
@@ -109,7 +109,7 @@ def explored(local: Tensor, disputed: Tensor, share: float, generator: torch.Gen
 
 
 def masked(tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """Zero where the mask is not. The perturbation's norm is taken before, so a sparse one is shorter."""
+    """The perturbation, set to zero outside the mask. It keeps its scale, so a sparse perturbation is shorter."""
     parts = torch.split(mask, [tensor.numel() for tensor in tensors.values()])
     return {name: tensor * part.view(tensor.shape) for (name, tensor), part in zip(tensors.items(), parts, strict=True)}
 
@@ -121,7 +121,7 @@ def blank_mask(task: Task) -> Tensor:
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """By numpy, whose selection is eight times faster on a CPU than torch's."""
+    """Uses numpy, whose selection is eight times faster on a CPU than torch's."""
     if count == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     numbers = values.numpy(force=True)
@@ -136,5 +136,5 @@ def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _is_bias(name: str) -> bool:
-    """PyTorch's own name of a shift; everything else that is trained, normalisation's scale included, multiplies."""
+    """Whether a parameter is a shift (PyTorch's name `bias`); all others, also normalisation scales, multiply."""
     return name.rpartition(".")[2] == "bias"

@@ -1,4 +1,4 @@
-"""How sure teachers are of a case (UFPS, Eq. 6), and what follows: loss weights (Eq. 8, Note S8), shares (Eq. 7)."""
+"""The teachers' uncertainty of a case (UFPS, Eq. 6), and loss weights (Eq. 8, Note S8) and shares (Eq. 7) from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def uncertainty(entropy: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """w(U_j): how much a case counts while the schedule lasts, by the uncertainty bank as it was before the round."""
+    """w(U_j): the loss weight of a case during the schedule, relative to the uncertainty bank before the round."""
 
     kind: str  # of SCHEDULERS
     tail: float = 0.7  # 𝒯: cases above this quantile are the tail
@@ -38,7 +38,7 @@ class Scheduler:
     width: float = 0.28  # ρ of the round trip: width of its Gaussian, and by 1/(√(2π) ρ) its height
 
     def weights(self, scores: Tensor, bank: Tensor, progress: float) -> Tensor:
-        """Weights of cases with these `scores`, never negative; `progress` is r / R. An empty bank weighs nothing."""
+        """Weights (cases,) for these `scores`, never negative, 1 if the bank is empty; `progress` is r / R."""
         if not len(bank):
             return torch.ones_like(scores)
         low, high, mean = bank.min(), bank.max(), bank.mean()
@@ -54,9 +54,9 @@ class Scheduler:
         elif self.kind == "base-decrement":
             weights = 2 - ((self.base - math.e) * progress + math.e) ** place
         elif not spread > 0:
-            weights = torch.ones_like(scores)  # nothing to tell cases apart by
+            weights = torch.ones_like(scores)  # all uncertainties are equal
         else:
-            # the centre moves from the surest case to the threshold and back; printed, the second half does not return
+            # the centre moves from the most certain case to the threshold and back; as printed, it does not return
             centre = norm(low) + (norm(edge) - norm(low)) * (1 - abs(2 * progress - 1))
             bell = torch.exp(-((place - centre) ** 2) / (2 * self.width**2)) / (math.sqrt(2 * math.pi) * self.width)
             weights = (1 - self.blend) * bell + self.blend * (2 - torch.exp(place))
@@ -72,7 +72,7 @@ def trust(
 ) -> dict[SiteName, float]:
     """Eq. 7: the mean of softmax(−μ/τ_μ), softmax(−σ/τ_σ) and n_k/n over the sites that answered; it sums to one.
 
-    A temperature of 0 stands for the mean of the sites' own values: what counts is how they compare.
+    A temperature of 0 means the mean of the sites' own values, so only their ratios matter.
     """
     calm, even = _cold(means, tau_mean), _cold(variances, tau_variance)
     size = normalised({name: n[name] for name in means})

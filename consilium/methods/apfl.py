@@ -1,4 +1,4 @@
-"""APFL: each site mixes a model of its own with the shared one."""
+"""APFL: each site mixes its own model with the shared model."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 from torch import nn
 
 from consilium.errors import StudyError
-from consilium.learning.fit import learning_rate
-from consilium.learning.gradients import Bench, Stepper, mixed, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, mixed, seeded_batches
+from consilium.learning.optimizers import learning_rate
 from consilium.method import OptimizerState, PersonalModel, message
 from consilium.methods.shares import WithShares
-from consilium.site import Roster, Round, Site, Task
+from consilium.site import Count, Loss, Roster, Round, Site
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """What a round of APFL leaves at a site."""
+class APFLRound:
+    """The result of one round of APFL at a site."""
 
     shared: Weights  # w, trained on its own loss
     own: Weights  # v
@@ -33,7 +34,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class APFL(WithShares, PersonalModel):
-    """Each site mixes a model of its own with the shared one: v̄ = α v + (1 − α) w, parameters, not outputs."""
+    """Each site mixes its own model with the shared model: v̄ = α v + (1 − α) w, parameters, not outputs."""
 
     mix: float = 0.5  # α: how much of the personal model is the site's own
     adaptive: bool = False  # α follows ⟨v − w, ∇f(v̄)⟩ at every step, clipped to [0, 1]
@@ -52,8 +53,8 @@ class APFL(WithShares, PersonalModel):
     @message
     class Uplink:
         global_: Weights
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(PersonalModel.Memory):
@@ -79,7 +80,8 @@ class APFL(WithShares, PersonalModel):
         return self.Uplink(done.shared, done.loss, done.steps), kept
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        models = {name: reply.global_ for name, reply in replies.items()}
+        return self.Server(self.average(models, server.n, server.global_), server.n)
 
 
 def apfl_round(
@@ -90,10 +92,10 @@ def apfl_round(
     adaptive: bool,
     round: Round,
     states: Mapping[str, OptimizerState] | None = None,
-) -> Mixture:
+) -> APFLRound:
     """One local pass: every batch gives one step of w, one of v, and with `adaptive` one of α."""
     lr = learning_rate(site.local, round)
-    common, blend = Bench(site, shared, slot=0), Bench(site, shared, slot=1)
+    common, blend = GradientNetwork(site, shared, slot=0), GradientNetwork(site, shared, slot=1)
     v = {name: nn.Parameter(own[name].to(site.device, copy=True)) for name in common.parameters}
     of_w, of_v = Stepper(site, common.parameters, round, states), Stepper(site, v, round, states, "own")
     total, cases, steps = 0.0, 0, 0
@@ -114,4 +116,4 @@ def apfl_round(
     final_own = {name: tensor.detach() for name, tensor in v.items()}
     kept = {**of_w.states, **of_v.states}
     mean_loss = total / max(1, cases)
-    return Mixture(common.weights(), blend.weights(final_own), mix, blend.weights(), mean_loss, steps, kept)
+    return APFLRound(common.weights(), blend.weights(final_own), mix, blend.weights(), mean_loss, steps, kept)

@@ -1,9 +1,9 @@
-"""APPLE: personal models that learn how much to take from every other site's core model."""
+"""APPLE: each site learns how much its personal model takes from the core model of each other site."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,43 +11,51 @@ import torch
 from torch import Tensor
 
 from consilium.errors import NotForOutsiders, StudyError
-from consilium.learning.fit import learning_rate, optimizer, precision, workbench
+from consilium.learning.fit import placed, precision, private_gradient
 from consilium.learning.gradients import seeded_batches
 from consilium.learning.mixture import Mixture
+from consilium.learning.optimizers import learning_rate, optimizer
+from consilium.learning.per_patient import PatientGradients
+from consilium.learning.training_networks import training_network
+from consilium.local_training import Local
 from consilium.method import Method, message
 from consilium.methods.peers import asked, check_peers, drawn, first_wants, peers_of
-from consilium.site import Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.predictor import OneModel, Predictor
+from consilium.privacy.sampling import draws
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard, SiteIds
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, join, normalised
 
 
 @dataclass(frozen=True)
 class APPLE(Method):
-    """Each site mixes all core models by a private vector p it learns: w_i = Σ_j p_ij c_j, parameters, not outputs.
+    """Each site learns a private vector p that mixes all core models: w_i = Σ_j p_ij c_j, parameters, not outputs.
 
     Loss F(w_i) + λ(r) (μ/2) ‖p_i − p0‖² with p0 = n_j/n; only the site's own core and p_i are trained.
     """
 
     relation_lr: float = 1e-3  # η_2, of p; it decays as [local] lr does. 0: p stays p0
-    mu: float = 0.1  # μ: how strongly p is held near p0
-    scheduler: str = "cosine"  # λ(r), how that hold fades; or "exponential"
+    mu: float = 0.1  # μ: weight of the penalty on the distance of p from p0
+    scheduler: str = "cosine"  # λ(r), how that penalty decays; or "exponential"
     scheduler_rounds: float = 0.2  # L: after it λ is 0. Below 1 a share of the run's rounds, else a number of them
-    core_init: str = "different"  # every core a random start of its own; "same": all the same
-    budget: int = 0  # M: how many other cores a site fetches per round; 0: all
+    core_init: str = "different"  # each core model has its own random start; "same": all start equal
+    budget: int = 0  # M: how many other core models a site downloads per round; 0: all
 
     paper: ClassVar[str] = "Luo & Wu, Adapt to adaptation: learning personalization for cross-silo FL (IJCAI 2022)"
     headline: ClassVar[str] = "personal"
+    private: ClassVar[bool] = True
     optimizer_state: ClassVar[str] = "fresh"  # as in the authors' code
     differences: ClassVar[tuple[str, ...]] = (
         "The paper calls the mixture convex; p is not constrained, there or here: entries may be negative.",
         "The authors' code doubles μ (no 1/2) and, under a budget, draws peers uniformly: its record of what was "
         "downloaded is never written. Here both are as the paper prints them.",
         "Statistics of normalisation layers are the personal model's own: they are not mixed and never leave.",
-        "The site draws next round's peers itself and asks for them by name, so that p need not leave it.",
+        "The site draws the peers of the next round itself and asks for them by name, so that p never leaves it.",
     )
 
     @message
     class Server:
-        cores: Mapping[SiteName, Weights]  # as last received; of a site never heard, its start
+        cores: Mapping[SiteName, Weights]  # as last received; the start, if a site has never answered
         wants: Mapping[SiteName, tuple[SiteName, ...]]  # as last asked
         n: Mapping[SiteName, int]
 
@@ -58,9 +66,9 @@ class APPLE(Method):
     @message
     class Uplink:
         core: Weights  # the site's own, parameters only
-        wants: tuple[SiteName, ...]  # the peers whose cores it asks for next, in name order
-        loss: float
-        steps: int
+        wants: SiteIds  # the peers whose cores it asks for next, in name order
+        loss: Loss
+        steps: Count
 
     @message
     class Memory:
@@ -122,14 +130,14 @@ class APPLE(Method):
     def train(self, site: Site, memory: Memory, got: Downlink, round: Round) -> tuple[Uplink, Memory]:
         names = sorted(site.roster)
         cores = {**memory.cores, **got.cores}  # what was not downloaded stays in the mixture as it is
-        bench = workbench(site.task, "model", None, 0, site.device)
-        bench.load(join(cores[site.card.name], memory.statistics))
+        network = training_network(site.task, "model", None, 0, site.device)
+        network.load(join(cores[site.card.name], memory.statistics))
         own, p = names.index(site.card.name), [memory.p[name] for name in names]
-        mixture = Mixture(bench.module, [cores[name] for name in names], own, p)
+        mixture = Mixture(network.module, [cores[name] for name in names], own, p)
         loss, steps = self._learn(site, mixture, round)
         relation = dict(zip(names, mixture.p.tolist()))
         core = mixture.core_weights()
-        statistics = bench.weights().split(lambda name: name in memory.statistics)[0]
+        statistics = network.weights().split(lambda name: name in memory.statistics)[0]
         seen = tuple(sorted({*memory.seen, *got.cores}))
         wants = next_peers(relation, site, seen, self.budget, round)
         kept = self.Memory(
@@ -141,26 +149,23 @@ class APPLE(Method):
     def _learn(self, site: Site, mixture: Mixture, round: Round) -> tuple[float, int]:
         """One local pass: every batch gives one step of the core and one of p, from the same backward pass."""
         lr = learning_rate(site.local, round)
-        free = replace(site.local, weight_decay=0.0)  # p is held near p0, not near 0
+        free = replace(site.local, weight_decay=0.0)  # the penalty pulls p towards p0, not towards 0
         steppers = [
             optimizer([mixture.core], site.local, lr),
             optimizer([mixture.p], free, self.relation_lr * lr / site.local.lr),
         ]
         p0 = torch.tensor([share for _, share in sorted(normalised(_numbers(site.roster)).items())]).to(mixture.p)
-        pull = self.mu * self.fading(round)
+        pull = self.mu * self.penalty_factor(round)
         total, cases, steps = 0.0, 0, 0
-        for batch in seeded_batches(site, round):
-            with precision(site):
-                loss = site.task.loss(mixture(batch.images), batch)
-            mixture.backward(loss, site.local.clip)
+        for loss, count in _private_slopes(site, mixture, round) if site.private else _slopes(site, mixture, round):
             assert mixture.p.grad is not None
             mixture.p.grad += pull * (mixture.p.detach() - p0)
             for stepper in steppers:
                 stepper.step()
-            total, cases, steps = total + loss.item() * len(batch.cases), cases + len(batch.cases), steps + 1
+            total, cases, steps = total + loss, cases + count, steps + 1
         return total / max(1, cases), steps
 
-    def fading(self, round: Round) -> float:
+    def penalty_factor(self, round: Round) -> float:
         """λ(r), r from 0: 1 at first, exactly 0 from r = L on."""
         last = self.scheduler_rounds * (round.total if self.scheduler_rounds < 1 else 1)
         if round.step >= last:
@@ -184,7 +189,7 @@ class APPLE(Method):
     def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
         if not released.home:
             raise NotForOutsiders(
-                "APPLE has no model for a hospital outside, only each site's own mixture; name a site with --site."
+                "APPLE has no model for an outside hospital, only each site's own mixture; name a site with --site."
             )
         when = "merged" if memory is None else "trained"
         kept = memory or self._first_memory(task, released.n)
@@ -201,12 +206,34 @@ class APPLE(Method):
         return self.Uplink(core, tuple(peers_of(card.name, roster)[: self.budget or None]), 0.0, 0)
 
 
+def _slopes(site: Site, mixture: Mixture, round: Round) -> Iterator[tuple[float, int]]:
+    """For each batch: set the gradients at the mixture, then give the summed loss and the number of cases."""
+    for batch in seeded_batches(site, round):
+        with precision(site):
+            loss = site.task.loss(mixture(batch.images), batch)
+        mixture.backward(loss, site.local.clip)
+        yield loss.item() * len(batch.cases), len(batch.cases)
+
+
+def _private_slopes(site: Site, mixture: Mixture, round: Round) -> Iterator[tuple[float, int]]:
+    """The same by DP-SGD. The gradient of p follows from the mixture's noised gradient, so it costs no more privacy."""
+    patients = PatientGradients(mixture.module)
+    start = [mixture.core_weights(), Weights({**mixture.parameters(), "p": mixture.p})]
+    for draw in draws(site, round, start, mixture.core.numel(), ["core", "p", "wants"]):
+        placed_draw = replace(draw, batches=[placed(batch, site) for batch in draw.batches])
+        found = private_gradient(site, patients, mixture.parameters(), placed_draw, site.task.loss, "core")
+        sizes = [part.numel() for part in mixture.parameters().values()]
+        parts = zip(torch.split(found.gradient, sizes), mixture.parameters().values())
+        mixture.take([part.view_as(like) for part, like in parts], site.local.clip)
+        yield found.loss, found.cases
+
+
 def _numbers(roster: Roster) -> dict[SiteName, int]:
     return {name: card.n for name, card in roster.items()}
 
 
 def split_parameters(task: Task, weights: Weights) -> tuple[Weights, Weights]:
-    """What is trained, and the statistics of normalisation layers."""
+    """The parameters, and the statistics of normalisation layers."""
     trained = task.parameters()
     return weights.split(lambda name: name in trained)
 
@@ -223,7 +250,7 @@ def mixed(cores: Mapping[SiteName, Weights], p: Mapping[SiteName, float]) -> Wei
 def next_peers(
     p: Mapping[SiteName, float], site: Site, seen: Sequence[SiteName], budget: int, round: Round
 ) -> tuple[SiteName, ...]:
-    """The M peers to fetch next: those never downloaded first, then drawn with chances ∝ b^|p_ij|."""
+    """The M peers to download next: first those never downloaded, then drawn with probabilities ∝ b^|p_ij|."""
     peers = peers_of(site.card.name, site.roster)
     if not budget or budget >= len(peers):
         return tuple(peers)

@@ -1,4 +1,4 @@
-"""What FedAMP and HeurFedAMP share: a model per site, drawn towards a mixture of all by how alike they are."""
+"""FedAMP and HeurFedAMP: each site's model is pulled towards a mixture of all models, weighted by similarity."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from consilium.learning.fit import fit
 from consilium.method import Method, message
 from consilium.methods.fedprox import proximal_job
 from consilium.methods.peers import check_peers
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.predictor import OneModel, Predictor
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
-
-Attention = Mapping[SiteName, Mapping[SiteName, float]]  # ξ_ij: how much of w_j is in u_i; rows sum to one
 
 
 @dataclass(frozen=True)
 class Attentive(Method):
-    """The server sends every site its mixture u_i = Σ_j ξ_ij w_j; the site trains from it and is held near it."""
+    """The server sends each site its mixture u_i = Σ_j ξ_ij w_j. The site trains from it and stays near it."""
 
     strength: float = 1.0  # λ/α: the site's loss gains (strength/2) ‖w − u_i‖²
 
@@ -32,9 +32,9 @@ class Attentive(Method):
 
     @message
     class Server:
-        personal: Mapping[SiteName, Weights]  # w_i as last received; of a site never heard, the start
+        personal: Mapping[SiteName, Weights]  # w_i as last received; the start, if a site has never answered
         attention: Mapping[SiteName, Mapping[SiteName, float]]
-        parameters: tuple[str, ...]  # what is compared: statistics of normalisation layers do not count
+        parameters: tuple[str, ...]  # the tensors that are compared: not the statistics of normalisation layers
 
     @message
     class Downlink:
@@ -43,8 +43,8 @@ class Attentive(Method):
     @message
     class Uplink:
         personal: Weights  # w_i
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Release:

@@ -1,4 +1,4 @@
-"""Stochastic weight averaging on the server: the mean of several rounds is released, and never sent back to train."""
+"""Stochastic weight averaging on the server: sites use the mean of several rounds, but never train from it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torch import Tensor
 
 from consilium import tree
 from consilium.errors import StudyError
+from consilium.message_parsing import assemble
 from consilium.method import LossOfBatch, Method, Phase
-from consilium.site import Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.predictor import Predictor
+from consilium.site import Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.tree import message
 from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
 class Release:
-    """`[release]`: what sites get to use."""
+    """`[release]`: which model sites use."""
 
     swa_from: float = 0.0  # above 0: after this share of the rounds, the mean of every swa_cycle-th round's model
     swa_cycle: int = 1
@@ -47,7 +50,7 @@ def check_averaging(method: Method) -> None:
 def _server_type(inner: type) -> type:
     @message
     class Server:
-        now: Any  # what the method itself goes on with
+        now: Any  # the method's own state, from which training continues
         mean: Any  # of the rounds averaged so far
         n: int  # how many these are
 
@@ -57,10 +60,10 @@ def _server_type(inner: type) -> type:
 
 @dataclass(frozen=True)
 class Averaged(Method):
-    """Any method with one shared model, and the running mean of its server's weights as what it releases.
+    """A method with one shared model, which releases the running mean of the server's weights.
 
-    Sites train on from the last round's model as if nothing were averaged. Rounds are counted back from the last, which
-    is always one of them.
+    Training continues from the last round's model, as without averaging. Averaged rounds are counted back from the last
+    one, which is always included.
     """
 
     inner: Method
@@ -77,6 +80,7 @@ class Averaged(Method):
             "pooled",
             "unlabelled",
             "optimizer_state",
+            "prediction",
             "differences",
         ):
             object.__setattr__(self, name, getattr(self.inner, name))
@@ -128,7 +132,7 @@ class Averaged(Method):
 
 
 def _towards(old: Any, new: Any, share: float) -> Any:
-    """The message `new` with its weights on the way from the old ones; what has no old ones stays new."""
+    """The message `new` with its weights moved from the old ones; weights without an old version stay new."""
     before, now = tree.split(old), tree.split(new)
 
     def between(path: str, weights: Weights) -> Weights:
@@ -136,13 +140,14 @@ def _towards(old: Any, new: Any, share: float) -> Any:
         return weights if was is None or list(was) != list(weights) else was + share * (weights - was)
 
     moved = {path: between(path, weights) for path, weights in now.weights.items()}
-    return tree.assemble(now.shape, type(new), _Parts(moved, now.tensors))
+    return assemble(now.shape, type(new), _Parts(moved, now.tensors))
 
 
 @dataclass(frozen=True)
 class _Parts:
     held: Mapping[str, Weights]
     tensors: Mapping[str, Tensor]
+    whole: bool = True
 
     def weights(self, path: str, names: list[str]) -> Weights:
         return self.held[path]

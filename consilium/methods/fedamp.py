@@ -1,4 +1,4 @@
-"""FedAMP: every site's model is drawn towards those it lies near."""
+"""FedAMP: models attract each other if the distance between them is small."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from consilium.methods.attentive import Attentive
 
 @dataclass(frozen=True)
 class FedAMP(Attentive):
-    """Every site's model is drawn towards those it lies near: ξ_ij = (α/σ) exp(−‖w_i − w_j‖²/σ), the rest its own."""
+    """Close models attract each other: ξ_ij = (α/σ) exp(−‖w_i − w_j‖²/σ); ξ_ii is the rest."""
 
     sigma: float = 1.0  # σ: the squared distance at which models stop attracting each other
     step: float = 1.0  # α in units of σ/N, in (0, 1]: at 1 equal models are averaged evenly
 
     paper: ClassVar[str] = "Huang et al., Personalized cross-silo federated learning on non-IID data (AAAI 2021)"
+    private: ClassVar[bool] = True
     differences: ClassVar[tuple[str, ...]] = (
         "A published version builds the proximal term from constants, so that it has no gradient and the method is "
         "local training; here the term is part of the loss.",

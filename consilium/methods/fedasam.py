@@ -1,4 +1,4 @@
-"""FedASAM: FedAvg whose sites step from the steepest point nearby, so that they end in flat places."""
+"""FedASAM: FedAvg with sharpness-aware local steps, which lead to flat minima."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from consilium.batch import Batch
 from consilium.errors import StudyError
-from consilium.learning.gradients import Bench, Stepper, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches
 from consilium.learning.sharpness import moved, perturbation
 from consilium.method import GlobalModel, OptimizerState
 from consilium.methods.shares import WithShares
-from consilium.site import Batch, Round, Site
+from consilium.site import Round, Site
 from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
 class FedASAM(WithShares, GlobalModel):
-    """FedAvg whose sites take the gradient at w + ε, the worst point near w, and step from w with it (ASAM)."""
+    """FedAvg with ASAM steps: a site takes the gradient at w + ε, the worst point near w, and steps from w."""
 
     rho: float = 0.7  # ρ, how far the ascent goes, in multiples of the weights; 0 is FedAvg
     eta: float = 0.001  # η, how far a weight of zero may be moved
@@ -39,13 +40,15 @@ class FedASAM(WithShares, GlobalModel):
         return self.Uplink(weights, loss, steps), self.Memory(states=states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        models = {name: reply.global_ for name, reply in replies.items()}
+        return self.Server(self.average(models, server.n, server.global_), server.n)
 
 
-def check_ascent(rho: float, eta: float) -> None:
+def check_ascent(rho: float, eta: float, section: str = "method") -> None:
+    """Reject a radius ρ or an η below 0 (StudyError)."""
     for name, value in (("rho", rho), ("eta", eta)):
         if not 0 <= value < math.inf:
-            raise StudyError(f"[method] {name} = {value}: it must be a number from 0 up.")
+            raise StudyError(f"[{section}] {name} = {value}: it must be a number from 0 up.")
 
 
 def sharp_round(
@@ -57,18 +60,18 @@ def sharp_round(
     states: Mapping[str, OptimizerState] | None = None,
     labelled: Callable[[Batch], Batch] | None = None,
 ) -> tuple[Weights, float, int, dict[str, OptimizerState]]:
-    """One local pass of two-step updates; `labelled` gives every batch its labels, where they are not the site's own.
+    """One local pass of ASAM steps; `labelled` adds labels to each batch, if they are not the site's own.
 
     Returns the weights, the mean loss at w (as other methods report it), the number of steps and the states to keep.
     """
-    bench = Bench(site, weights)
-    stepper = Stepper(site, bench.parameters, round, states)
+    network = GradientNetwork(site, weights)
+    stepper = Stepper(site, network.parameters, round, states)
     total, cases, steps = 0.0, 0, 0
     for batch in seeded_batches(site, round):
         batch = batch if labelled is None else labelled(batch)
-        gradient, loss = bench.gradient(batch)
-        with moved(bench.module, perturbation(bench.parameters, gradient, rho, eta)):
-            gradient, _ = bench.gradient(batch)
+        gradient, loss = network.gradient(batch)
+        with moved(network.module, perturbation(network.parameters, gradient, rho, eta)):
+            gradient, _ = network.gradient(batch)
         stepper.step(gradient)
         total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
-    return bench.weights(), total / max(1, cases), steps, stepper.states
+    return network.weights(), total / max(1, cases), steps, stepper.states

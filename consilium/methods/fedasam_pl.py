@@ -1,18 +1,18 @@
-"""FedASAM*: FedASAM on the annotation of each site and the labels of the others' teachers."""
+"""FedASAM*: FedASAM on each site's annotation and the pseudo labels of the other sites' teachers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from consilium.methods.fedasam import check_ascent, sharp_round
-from consilium.methods.pseudo_labelled import DIFFERENCES, PAPER, PseudoLabelled, Teach
+from consilium.methods.pseudo_labelled import DIFFERENCES, PAPER, LabelBatch, PseudoLabelled, model_of
 from consilium.site import Round, Site
 
 
 @dataclass(frozen=True)
 class FedASAMPL(PseudoLabelled):
-    """FedASAM over sites that annotate different organs: teachers label what a site does not annotate."""
+    """FedASAM for sites that annotate different organs: teachers label the organs that a site does not annotate."""
 
     rho: float = 0.7  # ρ, how far the ascent goes, in multiples of the weights
     eta: float = 0.001  # η, how far a weight of zero may be moved
@@ -27,8 +27,10 @@ class FedASAMPL(PseudoLabelled):
         super().__post_init__()
         check_ascent(self.rho, self.eta)
 
-    def learn(self, site: Site, memory: Any, got: Any, teach: Teach, round: Round) -> tuple[Any, Any]:
+    def learn(
+        self, site: Site, memory: PseudoLabelled.Memory, got: PseudoLabelled.Downlink, teach: LabelBatch, round: Round
+    ) -> tuple[PseudoLabelled.Uplink, PseudoLabelled.Memory]:
         weights, loss, steps, states = sharp_round(
-            site, got.global_, self.rho, self.eta, round, memory.states, labelled=lambda batch: teach(batch).batch
+            site, model_of(got), self.rho, self.eta, round, memory.states, labelled=lambda batch: teach(batch).batch
         )
         return self.reply(weights, loss, steps), replace(memory, states=states)

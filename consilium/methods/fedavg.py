@@ -18,6 +18,7 @@ class FedAvg(WithShares, GlobalModel):
     """One shared model, averaged by numbers of cases: w = Σ (n_k / n) w_k over the sites that answered."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-efficient learning of deep networks (AISTATS 2017)"
+    private: ClassVar[bool] = True
 
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
         fits = fit(site, {"global": Job(got.global_)}, round, memory.states)
@@ -25,4 +26,5 @@ class FedAvg(WithShares, GlobalModel):
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(states=fits.states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        models = {name: reply.global_ for name, reply in replies.items()}
+        return self.Server(self.average(models, server.n, server.global_), server.n)

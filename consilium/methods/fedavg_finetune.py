@@ -1,4 +1,4 @@
-"""FedAvg-FT: federated averaging, then every site tunes the result on its own cases."""
+"""FedAvg-FT: federated averaging, then each site fine-tunes the result on its own cases."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class FedAvgFinetune(FineTuned):
     """w_g by FedAvg; w_k = E local epochs from the best w_g with a fresh optimiser."""
 
     paper: ClassVar[str] = "Wang et al., Federated evaluation of on-device personalization (2019)"
+    private: ClassVar[bool] = True
     differences: ClassVar[tuple[str, ...]] = (
         "The adaptation starts from the round that is best on validation; papers that use it do not say.",
     )

@@ -1,4 +1,4 @@
-"""FedAvg-local: the copy each site has trained, before it is averaged away."""
+"""FedAvg-local: each site uses its trained copy of the shared model, before averaging."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import ClassVar
 from consilium.learning.fit import Job, fit
 from consilium.method import PersonalModel, message
 from consilium.methods.shares import WithShares
-from consilium.site import Roster, Round, Site, Task
+from consilium.site import Count, Loss, Roster, Round, Site
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 
@@ -18,6 +19,7 @@ class FedAvgLocal(WithShares, PersonalModel):
     """FedAvg, in which a site uses its locally trained copy of the shared model."""
 
     paper: ClassVar[str] = "Luo & Wu, Adapt to adaptation (IJCAI 2022), where it is a baseline"
+    private: ClassVar[bool] = True
 
     @message
     class Server:
@@ -27,12 +29,12 @@ class FedAvgLocal(WithShares, PersonalModel):
     @message
     class Uplink:
         global_: Weights
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(PersonalModel.Memory):
-        personal: Weights  # as trained in the last round; nothing is learned from it
+        personal: Weights  # as trained in the last round; training never starts from it
 
     def start(self, task: Task, roster: Roster) -> Server:
         return self.Server(task.initial(), {name: card.n for name, card in roster.items()})
@@ -46,4 +48,5 @@ class FedAvgLocal(WithShares, PersonalModel):
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(done.weights, states=fits.states)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        models = {name: reply.global_ for name, reply in replies.items()}
+        return self.Server(self.average(models, server.n, server.global_), server.n)

@@ -1,4 +1,4 @@
-"""FedFomo: every site takes from the models that do better than its own on its own validation cases."""
+"""FedFomo: each site moves towards the models that do better than its own on its validation cases."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ import torch
 
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.learning.fit import Job, fit
+from consilium.local_training import Local
 from consilium.method import Method, message
 from consilium.methods.peers import asked, check_peers, drawn, first_wants, peers_of
-from consilium.site import Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.predictor import OneModel, Predictor
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard, SiteIds
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """Every site moves towards the models that do better on its validation cases: θ ← θ + Σ_n w_n (θ_n − θ).
+    """Each site moves towards the models that do better on its validation cases: θ ← θ + Σ_n w_n (θ_n − θ).
 
     w_n ∝ max(0, (L(θ) − L(θ_n)) / ‖θ_n − θ‖), θ the model before the last local training, which is among the θ_n.
     """
 
-    budget: int = 0  # M: how many other models a site fetches per round; 0: all
-    explore: float = 0.3  # ε: how often it fetches M at random instead of those that have helped most
+    budget: int = 0  # M: how many other models a site downloads per round; 0: all
+    explore: float = 0.3  # ε: probability of downloading M at random instead of those that helped most
 
     paper: ClassVar[str] = "Zhang et al., Personalized FL with first order model optimization (ICLR 2021)"
     headline: ClassVar[str] = "personal"
     differences: ClassVar[tuple[str, ...]] = (
-        "The distance is the Euclidean norm, as the paper prints it; the authors' code takes the L1 norm unless told.",
+        "The distance is the Euclidean norm, as the paper prints it; the authors' code takes the L1 norm by default.",
         "The site keeps its affinities and asks for peers by name; in the paper the server knows them.",
-        "ε is the same in all rounds; the authors' code lets it fall.",
+        "ε is constant; in the authors' code it falls.",
     )
 
     @message
     class Server:
-        personal: Mapping[SiteName, Weights]  # as last received; of a site never heard, the start
+        personal: Mapping[SiteName, Weights]  # as last received; the start, if a site has never answered
         wants: Mapping[SiteName, tuple[SiteName, ...]]
 
     @message
@@ -46,9 +49,9 @@ class FedFomo(Method):
     @message
     class Uplink:
         personal: Weights
-        wants: tuple[SiteName, ...]  # the peers whose models it asks for next, in name order
-        loss: float
-        steps: int
+        wants: SiteIds  # the peers whose models it asks for next, in name order
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(Method.Memory):
@@ -84,7 +87,7 @@ class FedFomo(Method):
         candidates = {**got.personal, site.card.name: memory.personal}
         gains = helpfulness(site, memory.before, candidates)
         helpful = {name: gain for name, gain in gains.items() if gain > 0}
-        # θ + Σ w_n (θ_n − θ) with Σ w_n = 1 is the mean of the θ_n by w_n; without one that helps θ stays
+        # θ + Σ w_n (θ_n − θ) with Σ w_n = 1 is the mean of the θ_n by w_n; θ stays if no model helps
         theta = mean({name: candidates[name] for name in helpful}, helpful) if helpful else memory.before
         fits = fit(site, {"personal": Job(theta)}, round, memory.states)
         done = fits["personal"]
@@ -107,7 +110,7 @@ class FedFomo(Method):
 
     def deploy(self, task: Task, memory: Memory | None, released: Release) -> Predictor:
         if not released.home:
-            raise NotForOutsiders("FedFomo has no model for a hospital outside; name a site with --site.")
+            raise NotForOutsiders("FedFomo has no model for an outside hospital; name a site with --site.")
         if memory is None:
             return OneModel(task, task.initial(), "personal", released.home, "merged")
         return OneModel(task, memory.personal, "personal", released.home, "trained")
@@ -130,7 +133,7 @@ def helpfulness(site: Site, theta: Weights, candidates: Mapping[SiteName, Weight
 def favourites(
     affinity: Mapping[SiteName, float], budget: int, explore: float, generator: torch.Generator
 ) -> tuple[SiteName, ...]:
-    """The M peers that have helped most, of equals any; with probability ε any M. In name order."""
+    """The M peers that helped most (ties at random), or with probability ε any M; in name order."""
     names = sorted(affinity)
     number = budget or len(names)
     if float(torch.rand(1, generator=generator)) < explore:

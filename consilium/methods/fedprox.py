@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose sites are held near the shared model by a proximal term."""
+"""FedProx: FedAvg with a proximal term that penalises the distance from the shared model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from consilium.weights import SiteName, Weights
 
 @dataclass(frozen=True)
 class FedProx(WithShares, GlobalModel):
-    """FedAvg whose sites are held near the shared model: their loss gains (μ/2) ‖w − w_g‖²; μ = 0 is FedAvg."""
+    """FedAvg with a proximal term: the loss of a site gains (μ/2) ‖w − w_g‖²; μ = 0 is FedAvg."""
 
     mu: float = 0.01  # μ, the strength of the pull to the shared model
 
     paper: ClassVar[str] = "Li et al., Federated optimization in heterogeneous networks (MLSys 2020)"
+    private: ClassVar[bool] = True
     differences: ClassVar[tuple[str, ...]] = (
         "The original lets slow sites do part of their work; here every site does all of it or is away.",
     )
@@ -40,15 +41,17 @@ class FedProx(WithShares, GlobalModel):
         return self.Uplink(done.weights, done.loss, done.steps), self.Memory(states=fits.states)
 
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        return self.Server(self.average({name: reply.global_ for name, reply in replies.items()}, server.n), server.n)
+        models = {name: reply.global_ for name, reply in replies.items()}
+        return self.Server(self.average(models, server.n, server.global_), server.n)
 
 
-def proximal_job(site: Site, anchor: Weights, mu: float) -> Job:
-    """Train from the anchor with (μ/2) ‖w − anchor‖² added to the loss: a sum of squares, not their mean."""
+def proximal_job(site: Site, anchor: Weights, mu: float, mean: bool = False) -> Job:
+    """Train from the anchor with (μ/2) ‖w − anchor‖² added to the loss: a sum of squares, or μ times their `mean`."""
     fixed = {name: tensor.to(site.device) for name, tensor in anchor.items()}
 
     def penalty(parameters: Mapping[str, Tensor]) -> Tensor:
         squares = [(tensor - fixed[name]).square().sum() for name, tensor in parameters.items()]
-        return mu / 2 * torch.stack(squares).sum()
+        factor = mu / sum(tensor.numel() for tensor in parameters.values()) if mean else mu / 2
+        return factor * torch.stack(squares).sum()
 
     return Job(anchor, penalty=penalty if mu else None)

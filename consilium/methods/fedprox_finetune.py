@@ -1,4 +1,4 @@
-"""FedProx-FT: FedProx, then every site tunes the result on its own cases."""
+"""FedProx-FT: FedProx, then each site fine-tunes the result on its own cases."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class FedProxFinetune(FineTuned):
     mu: float = 0.01  # μ, the strength of the pull to the shared model
 
     paper: ClassVar[str] = "Luo & Wu, Adapt to adaptation (IJCAI 2022), where it is a baseline"
+    private: ClassVar[bool] = True
     differences: ClassVar[tuple[str, ...]] = (
         "The adaptation starts from the round that is best on validation; papers that use it do not say.",
     )

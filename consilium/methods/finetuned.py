@@ -1,4 +1,4 @@
-"""What fine-tuning methods share: one global model, and at the end every site's own adaptation of it."""
+"""Shared by fine-tuning methods: one global model, and at the end each site adapts it to its own cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job, fit
 from consilium.method import PersonalModel, Phase, message
 from consilium.methods.shares import WithShares
-from consilium.site import Roster, Round, Site, SiteCard, Task
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 ADAPT = Phase("adapt", 1, counts=False, from_best=True)  # after the paper's rounds, from the best global model
@@ -19,7 +20,7 @@ ADAPT = Phase("adapt", 1, counts=False, from_best=True)  # after the paper's rou
 
 @dataclass(frozen=True)
 class FineTuned(WithShares, PersonalModel):
-    """Sites train the shared model in the method's own way (`job`); in the last phase each tunes it for itself."""
+    """Sites train the shared model in the method's own way (`job`). In the last phase each site fine-tunes it."""
 
     finetune_epochs: int = 1  # E, local epochs of the adaptation
     finetune_lr: float = 0.0  # of the adaptation; 0 takes the study's [local] lr
@@ -34,8 +35,8 @@ class FineTuned(WithShares, PersonalModel):
     @message
     class Uplink:
         global_: Weights | None  # nothing of the adaptation leaves the site
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(PersonalModel.Memory):
@@ -55,6 +56,9 @@ class FineTuned(WithShares, PersonalModel):
     def phases(self, rounds: int) -> list[Phase]:
         return [Phase("train", rounds), ADAPT]
 
+    def passes(self, rounds: int, epochs: int) -> int:
+        return rounds + -(-self.finetune_epochs // epochs)
+
     def start(self, task: Task, roster: Roster) -> Server:
         return self.Server(task.initial(), {name: card.n for name, card in roster.items()})
 
@@ -73,7 +77,7 @@ class FineTuned(WithShares, PersonalModel):
         if round.phase == "adapt":
             return server
         models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
-        return self.Server(self.average(models, server.n), server.n)
+        return self.Server(self.average(models, server.n, server.global_), server.n)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)

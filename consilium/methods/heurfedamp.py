@@ -1,4 +1,4 @@
-"""HeurFedAMP: every site's model is drawn towards those that point the same way."""
+"""HeurFedAMP: models attract each other if the angle between them is small."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from consilium.methods.attentive import Attentive
 
 @dataclass(frozen=True)
 class HeurFedAMP(Attentive):
-    """Every site's model is drawn towards those that point the same way: ξ_ij ∝ exp(σ cos(w_i, w_j)) beside ξ_ii."""
+    """Models with a small angle attract each other: ξ_ij ∝ exp(σ cos(w_i, w_j)) for j ≠ i; ξ_ii is constant."""
 
-    sigma: float = 25.0  # σ: how sharply the most alike are preferred
+    sigma: float = 25.0  # σ: how strongly the most similar models are preferred
     self_share: float = 0.0  # ξ_ii, of the site's own model; 0 takes 1/N
 
     paper: ClassVar[str] = "Huang et al., Personalized cross-silo federated learning on non-IID data (AAAI 2021)"
+    private: ClassVar[bool] = True
     differences: ClassVar[tuple[str, ...]] = (
         "Local training starts from u_i; the paper leaves the start of the inner solver open.",
         "The paper gives neither ξ_ii nor σ for its experiments; choose them on validation.",

@@ -1,4 +1,4 @@
-"""Local training: no exchange. What each hospital has without a federation."""
+"""Local training: each hospital trains alone, without a federation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any, ClassVar
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.learning.fit import Job, fit
 from consilium.method import Best, Method, Valid, message
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.predictor import OneModel, Predictor, WithOthers
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class Local(Method):
-    """Every site trains its own model; with `share_local_parts` the others may score it."""
+class LocalTraining(Method):
+    """Each site trains its own model; with `share_local_parts` the other sites can score it."""
 
     share_local_parts: bool = True  # the site also uploads its model, to be scored elsewhere; never between hospitals
 
     paper: ClassVar[str] = "the lower bound of every table"
+    private: ClassVar[bool] = True
     headline: ClassVar[str] = "local"
 
     @message
@@ -33,8 +36,8 @@ class Local(Method):
     @message
     class Uplink:
         local: Weights | None
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(Method.Memory):
@@ -84,13 +87,13 @@ class Local(Method):
         elif memory is not None:
             own = OneModel(task, memory.local, "local", released.home, "trained")
         elif models:
-            return WithOthers(Elsewhere(), elsewhere=tuple(models.values()))
+            return WithOthers(OutsideHospital(), elsewhere=tuple(models.values()))
         else:
-            raise NotForOutsiders("local models were not shared, so there is none for a hospital outside.")
+            raise NotForOutsiders("local models were not shared, so there is none for an outside hospital.")
         return WithOthers(own, elsewhere=tuple(models.values()))
 
     def keep(self, best: Best, now: Best) -> Best:
-        """Each site keeps its own best round; models that are not shared are kept by the round best for all."""
+        """Each site keeps its own best round; models that are not shared keep the best round of all sites together."""
         if not self.share_local_parts:
             return super().keep(best, now)
         local, valid = each_best(best.server.local, best.valid, now.server.local, now.valid, "local")
@@ -107,7 +110,7 @@ def each_best(
     now_valid: Mapping[str, Valid],
     model: str,
 ) -> tuple[dict[SiteName, Weights], dict[str, Valid]]:
-    """Of every site's own model the round with its best validation score, and those scores."""
+    """Each site's own model at the round with its best validation score, and those scores."""
     kept, valid = dict(best), dict(best_valid)
     for name, weights in now.items():
         key = f"{model}/{name}"
@@ -118,10 +121,10 @@ def each_best(
     return kept, valid
 
 
-class Elsewhere(Predictor):
-    """A hospital outside has no local model of its own; it can only try the others'."""
+class OutsideHospital(Predictor):
+    """An outside hospital has no local model of its own; it can only use those of the sites."""
 
     model, of, when = "local", "", "trained"
 
     def answer(self, images: Any, volume: bool = False) -> Any:
-        raise NotForOutsiders("local training has no model for a hospital outside; name one with --site.")
+        raise NotForOutsiders("local training has no model for an outside hospital; name one with --site.")

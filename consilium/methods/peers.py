@@ -1,4 +1,4 @@
-"""What methods share whose sites fetch the models of a few others: the budget, and who gets what."""
+"""Shared by methods whose sites download the models of some peers: the budget, and which site gets which models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 
 from consilium.errors import StudyError
-from consilium.site import Roster, SiteCard, Task
+from consilium.site import Roster, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName
 
 Wants = Mapping[SiteName, tuple[SiteName, ...]]  # site → the peers whose models it has asked for
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 def check_peers(budget: int, roster: Roster) -> None:
-    """M must be a number of peers there are."""
+    """Reject a federation of one site, and a budget M above the number of peers (StudyError)."""
     if len(roster) < 2:
         raise StudyError("this method learns from other sites, and there is only one; use method 'local'.")
     if budget >= len(roster):
@@ -31,7 +32,7 @@ def peers_of(site: SiteName, roster: Roster) -> list[SiteName]:
 
 
 def first_wants(task: Task, roster: Roster, budget: int) -> Wants:
-    """What a site is sent before it has asked for anything: M peers at random."""
+    """The peers whose models a site gets before it has asked for any: M at random."""
     return {
         site: drawn(peers_of(site, roster), budget or len(roster), task.generator("first peers", site))
         for site in roster
@@ -39,12 +40,12 @@ def first_wants(task: Task, roster: Roster, budget: int) -> Wants:
 
 
 def drawn(names: list[SiteName], number: int, generator: torch.Generator) -> tuple[SiteName, ...]:
-    """Some of the names, all with the same chance; in name order, so that the order says nothing."""
+    """A random subset of the names; in name order, so that the order reveals nothing."""
     order = torch.randperm(len(names), generator=generator).tolist()
     return tuple(sorted(names[i] for i in order[:number]))
 
 
 def asked(models: Mapping[SiteName, T], wants: Wants, site: SiteCard, budget: int) -> dict[SiteName, T]:
-    """The models a site has asked for, at most M; a name nobody bears is passed over."""
+    """The models that a site asked for, at most M; unknown names are ignored."""
     peers = [name for name in dict.fromkeys(wants[site.name]) if name in models and name != site.name]
     return {name: models[name] for name in peers[: budget or len(peers)]}

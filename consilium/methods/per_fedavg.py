@@ -1,4 +1,4 @@
-"""Per-FedAvg: a shared model from which one step on a site's own cases makes a good personal one."""
+"""Per-FedAvg: a shared model that one step on a site's own cases turns into a good personal model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from consilium.batch import Batch
 from consilium.errors import StudyError
-from consilium.learning.gradients import Bench, Stepper, seeded_batches, stepped
+from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches, stepped
 from consilium.method import OptimizerState, PersonalModel, Phase, message
 from consilium.methods.finetuned import ADAPT
-from consilium.site import Batch, Roster, Round, Site, SiteCard, Task
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
 class PerFedAvg(PersonalModel):
-    """A shared model from which one step on a site's own cases makes a good personal one.
+    """A shared model that one step on a site's own cases turns into a good personal model.
 
-    Meta-steps w ← w − β (I − α ∇²f(w; D'')) ∇f(w − α ∇f(w; D); D'), each on batches of its own.
+    Meta-steps w ← w − β (I − α ∇²f(w; D'')) ∇f(w − α ∇f(w; D); D'), each on its own batches.
     """
 
     inner_lr: float = 0.01  # α, of the adaptation
@@ -33,7 +35,7 @@ class PerFedAvg(PersonalModel):
     when: ClassVar[str] = "adapted"
     differences: ClassVar[tuple[str, ...]] = (
         "The meta-gradient goes through the study's optimiser (β is [local] lr); the paper takes plain steps.",
-        "δ is relative to the norm of the direction, so that one value serves all networks.",
+        "δ is relative to the norm of the direction, so that one value works for all networks.",
     )
 
     @message
@@ -43,8 +45,8 @@ class PerFedAvg(PersonalModel):
     @message
     class Uplink:
         global_: Weights | None
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(PersonalModel.Memory):
@@ -92,22 +94,22 @@ def meta_round(
 
     Returns the weights, the mean loss, the number of steps and the optimiser's state, kept as `name`.
     """
-    bench = Bench(site, weights)
-    stepper = Stepper(site, bench.parameters, round, states, name)
+    network = GradientNetwork(site, weights)
+    stepper = Stepper(site, network.parameters, round, states, name)
     total, steps = 0.0, 0
     for batches in _groups(seeded_batches(site, round), 2 if how.hessian == "first-order" else 3):
-        gradient, loss = meta_gradient(bench, batches, how)
+        gradient, loss = meta_gradient(network, batches, how)
         stepper.step(gradient)
         total, steps = total + loss, steps + 1
-    return bench.weights(), total / max(1, steps), steps, stepper.states
+    return network.weights(), total / max(1, steps), steps, stepper.states
 
 
-def meta_gradient(bench: Bench, batches: list[Batch], how: PerFedAvg) -> tuple[dict[str, Tensor], float]:
-    """The gradient of f(w − α ∇f(w; D); D') at w, and the loss after adaptation; the bench is left at w."""
-    w = bench.values()
-    inner, _ = bench.gradient(batches[0])
-    bench.set(stepped(w, inner, how.inner_lr))
-    direction, loss = bench.gradient(batches[1 % len(batches)])
+def meta_gradient(network: GradientNetwork, batches: list[Batch], how: PerFedAvg) -> tuple[dict[str, Tensor], float]:
+    """The gradient of f(w − α ∇f(w; D); D') at w, and the loss after adaptation; the network is left at w."""
+    w = network.values()
+    inner, _ = network.gradient(batches[0])
+    network.set(stepped(w, inner, how.inner_lr))
+    direction, loss = network.gradient(batches[1 % len(batches)])
     result = direction
     if how.hessian == "free":
         # ∇²f(w) d ≈ (∇f(w + δ d) − ∇f(w − δ d)) / 2δ
@@ -115,26 +117,26 @@ def meta_gradient(bench: Bench, batches: list[Batch], how: PerFedAvg) -> tuple[d
         delta = how.difference / max(length, 1e-12)
         around = []
         for sign in (-1, 1):
-            bench.set(stepped(w, direction, -sign * delta))
-            around.append(bench.gradient(batches[2 % len(batches)])[0])
+            network.set(stepped(w, direction, -sign * delta))
+            around.append(network.gradient(batches[2 % len(batches)])[0])
         curve = {name: (around[1][name] - around[0][name]) / (2 * delta) for name in direction}
         result = stepped(direction, curve, how.inner_lr)
-    bench.set(w)
+    network.set(w)
     return result, loss
 
 
 def meta_adapted(site: Site, weights: Weights, lr: float, steps: int, round: Round) -> Weights:
     """A site's own model: plain steps on batches of its training cases."""
-    bench = Bench(site, weights)
+    network = GradientNetwork(site, weights)
     passes = (seeded_batches(site, round) for _ in range(steps))  # as many passes over the batches as the steps need
     for batch in islice(chain.from_iterable(passes), steps):
-        gradient, _ = bench.gradient(batch)
-        bench.set(stepped(bench.values(), gradient, lr))
-    return bench.weights()
+        gradient, _ = network.gradient(batch)
+        network.set(stepped(network.values(), gradient, lr))
+    return network.weights()
 
 
 def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Batches two by two or three by three; a rest too small for a group is left out, unless it is all there is."""
+    """Batches in pairs or in threes; an incomplete last group is left out, unless it is the only one."""
     group: list[Batch] = []
     made = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""pFedMe: personal models stay near the shared one by a Moreau envelope."""
+"""pFedMe: a Moreau envelope keeps personal models near the shared model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from consilium.errors import StudyError
-from consilium.learning.gradients import Bench, seeded_batches
+from consilium.learning.gradients import GradientNetwork, seeded_batches
 from consilium.method import PersonalModel, message
-from consilium.site import Roster, Round, Site, Task
+from consilium.site import Count, Loss, Roster, Round, Site
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
 class PFedMe(PersonalModel):
-    """Personal models θ that stay near the shared w: θ nearly minimises f(θ) + (λ/2) ‖θ − w‖², w ← w − η λ (w − θ)."""
+    """Personal models θ stay near the shared w: θ nearly minimises f(θ) + (λ/2) ‖θ − w‖², w ← w − η λ (w − θ)."""
 
     strength: float = 15.0  # λ
     inner_steps: int = 5  # K steps towards θ on every batch
@@ -26,7 +27,7 @@ class PFedMe(PersonalModel):
     paper: ClassVar[str] = "Dinh et al., Personalized federated learning with Moreau envelopes (NeurIPS 2020)"
     optimizer_state: ClassVar[str] = "fresh"  # its steps are its own, without an optimiser
     differences: ClassVar[tuple[str, ...]] = (
-        "θ starts a round at w and goes on from batch to batch; the paper leaves the start of the inner solver open.",
+        "θ starts a round at w and continues from batch to batch; the paper leaves the start of the inner solver open.",
         "Four published versions store or score another model than θ; here θ is in the site's memory and is scored.",
     )
 
@@ -37,8 +38,8 @@ class PFedMe(PersonalModel):
     @message
     class Uplink:
         global_: Weights  # w_i
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory:
@@ -69,15 +70,15 @@ class PFedMe(PersonalModel):
 
 def moreau_round(site: Site, shared: Weights, how: PFedMe, round: Round) -> tuple[Weights, Weights, float, int]:
     """One local pass: on every batch K steps of θ, then one of w; returns w_i, θ, the mean loss and the steps of w."""
-    bench = Bench(site, shared)
-    w = bench.values()
-    theta = bench.values()
+    network = GradientNetwork(site, shared)
+    w = network.values()
+    theta = network.values()
     total, cases, steps = 0.0, 0, 0
     for batch in seeded_batches(site, round):
         for _ in range(how.inner_steps):
-            bench.set(theta)
-            slope, loss = bench.gradient(batch)
+            network.set(theta)
+            slope, loss = network.gradient(batch)
             theta = {k: t - how.inner_lr * (slope[k] + how.strength * (t - w[k])) for k, t in theta.items()}
         w = {k: t - how.lr * how.strength * (t - theta[k]) for k, t in w.items()}
         total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
-    return bench.weights(w), bench.weights(theta), total / max(1, cases), steps
+    return network.weights(w), network.weights(theta), total / max(1, cases), steps

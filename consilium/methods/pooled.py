@@ -1,4 +1,4 @@
-"""Pooled training: all cases in one place. What no hospital may do, and the bound every table names."""
+"""Pooled training: all cases in one place. Hospitals may not do this; it is the upper bound in tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from consilium.learning.fit import Job, fit
 from consilium.method import Method, message
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.predictor import OneModel, Predictor
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 
@@ -17,6 +19,7 @@ class Pooled(Method):
     """Local training on one virtual site that holds all training cases."""
 
     paper: ClassVar[str] = "the upper bound of every table (Centralized)"
+    private: ClassVar[bool] = True
     headline: ClassVar[str] = "pooled"
     deployable: ClassVar[bool] = False
     pooled: ClassVar[bool] = True
@@ -32,8 +35,8 @@ class Pooled(Method):
     @message
     class Uplink:
         pooled: Weights
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(Method.Memory):

@@ -1,113 +1,31 @@
-"""Algorithm 2 of FedSM: the most probable site's model answers if the selector is sure enough, else the global one."""
+"""Algorithm 2 of FedSM: if the selector is certain of a site, that site's model answers, else the global model."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from consilium.errors import StudyError, UserError
-from consilium.learning.discriminant import Discriminant, Space, probabilities
-from consilium.site import Answer, Batch, Choice, OneModel, Predictor, Site, Task
-from consilium.tasks.inference import on_bench
+from consilium.batch import Batch
+from consilium.errors import StudyError
+from consilium.methods.routers import GLOBAL, Router, Routes
+from consilium.predictor import Answer, ModelChoice, OneModel, Predictor
+from consilium.ranges import Items, Range
+from consilium.site import Site
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
-GLOBAL = "(global)"  # the selector's class of the global model; no site can be called that
 GRID = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # of γ; 0: never global, 1: always
 
-ROUTES = ("volume", "slice")  # of a volume trained as slices: one model for all, or each slice its own
-
-
-NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-
-
-@dataclass(frozen=True)
-class Routes:
-    """What a selector says of a batch of images."""
-
-    chances: Tensor  # (batch, classes)
-    unlike: tuple[str, ...]  # by image: why it is like none of the classes; empty: it is like one
-
-
-class Router(ABC):
-    """A selector in use."""
-
-    classes: list[str]  # the sites it can name, and perhaps the global model
-
-    @abstractmethod
-    def routes(self, images: Tensor, whole: bool = False) -> Routes:
-        """For every image; `whole`: they are slices of one volume that is routed as one."""
-
-    @abstractmethod
-    def seen(self, images: Tensor) -> Tensor:
-        """The features it decides by, (batch, features)."""
-
-
-class NetworkRouter(Router):
-    """A trained network with one output per class."""
-
-    def __init__(self, task: Task, weights: Weights, classes: Sequence[str]) -> None:
-        self.task, self.weights, self.classes = task, weights, list(classes)
-
-    def routes(self, images: Tensor, whole: bool = False) -> Routes:
-        chances = self.task.infer(self.weights, images, "selector", labels=self.classes).softmax(1)
-        if whole:  # the mean over slices
-            chances = chances.mean(0, keepdim=True).expand_as(chances)
-        return Routes(chances, ("",) * len(images))
-
-    def seen(self, images: Tensor) -> Tensor:
-        return penultimate(on_bench(self.task, self.weights, "selector", self.classes), images.to(self.task.device))
-
-
-class DiscriminantRouter(Router):
-    """A linear discriminant on the features of a model; it also knows how far an image is from every site."""
-
-    def __init__(self, task: Task, weights: Weights, found: Discriminant) -> None:
-        self.task, self.weights, self.found = task, weights, found
-        self.classes, self.space = found.sites, Space(found)
-
-    def routes(self, images: Tensor, whole: bool = False) -> Routes:
-        features = self.task.features(self.weights, images)
-        if whole:
-            features = features.mean(0, keepdim=True).expand_as(features)
-        squared = self.space.squared(features)
-        return Routes(probabilities(squared, self.found.temperature).float(), tuple(map(self._unlike, squared.sqrt())))
-
-    def seen(self, images: Tensor) -> Tensor:
-        return self.space.whitened(self.task.features(self.weights, images), self.found.shrinkage)
-
-    def _unlike(self, distances: Tensor) -> str:
-        """Why an image with these distances to the sites is like none of them; empty if it is near one."""
-        limits = [self.found.limits.get(site, math.inf) for site in self.classes]
-        if any(distance <= limit for distance, limit in zip(distances.tolist(), limits)):
-            return ""
-        near = int(distances.argmin())
-        many = NUMBERS[len(limits)] if len(limits) < len(NUMBERS) else len(limits)
-        gap = f"distance {float(distances[near]):.3g} > {limits[near]:.3g}"
-        return f"unlike all {many} sites (nearest {self.classes[near]}, {gap})"
-
-
-def penultimate(network: nn.Module, images: Tensor) -> Tensor:
-    """The input of the network's last linear layer, (batch, features), on the CPU."""
-    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise UserError("the selector has no linear layer, so it has no last hidden features to show.")
-    caught: list[Tensor] = []
-    hook = linear[-1].register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach().cpu()))
-    try:
-        with torch.no_grad():
-            network(images)
-    finally:
-        hook.remove()
-    return caught[-1].flatten(1)
+ROUTES = ("volume", "slice")  # volumes trained as slices: one model for a volume, or one per slice
 
 
 class SuperModel(Predictor):
-    """A global model, a personal model per site, and the selector between them."""
+    """A global model, a personal model per site, and a selector that chooses between them."""
 
     model, of, when = "super", "", "merged"
 
@@ -131,12 +49,12 @@ class SuperModel(Predictor):
         return self.router.classes
 
     def routes(self, images: Tensor, volume: bool = False) -> Routes:
-        """What the selector says; `volume`: the images are slices of one, routed as the study asks."""
+        """The selector's output; `volume`: the images are slices of one volume, routed as the study says."""
         return self.router.routes(images, volume and self.route == "volume")
 
     def answer(self, images: Tensor, volume: bool = False) -> Answer:
         routes = self.routes(images, volume)
-        choices = [self._choice(row, unlike) for row, unlike in zip(routes.chances, routes.unlike)]
+        choices = [self._choice(row, outlier) for row, outlier in zip(routes.chances, routes.outliers)]
         groups: dict[str, list[int]] = {}
         for i, choice in enumerate(choices):
             groups.setdefault(choice.of, []).append(i)
@@ -149,18 +67,18 @@ class SuperModel(Predictor):
         assert output is not None
         return Answer(output, tuple(choices))
 
-    def _choice(self, chances: Tensor, unlike: str) -> Choice:
+    def _choice(self, chances: Tensor, outlier: str) -> ModelChoice:
         top = int(chances.argmax())
         name, sure = self.classes[top], float(chances[top])
         table = {site: float(chance) for site, chance in zip(self.classes, chances)}
-        if unlike:
-            return Choice("global", "", sure, unlike, table)
+        if outlier:
+            return ModelChoice("global", "", sure, outlier, table)
         if name == GLOBAL:
-            return Choice("global", "", sure, f"the selector chose the global model ({sure:.3f})", table)
+            return ModelChoice("global", "", sure, f"the selector chose the global model ({sure:.3f})", table)
         if sure > self.confidence:
-            return Choice("personal", name, sure, f"most like {name} ({sure:.3f} > {self.confidence:g})", table)
+            return ModelChoice("personal", name, sure, self.router.reason(name, sure, self.confidence), table)
         why = f"not sure of any site (at most {name} with {sure:.3f} <= {self.confidence:g})"
-        return Choice("global", "", sure, why, table)
+        return ModelChoice("global", "", sure, why, table)
 
     def others(self) -> Sequence[Predictor]:
         own = [self.personal[self.home]] if self.home in self.personal else []
@@ -173,7 +91,7 @@ class SuperModel(Predictor):
 
 
 class EnsembleModel(Predictor):
-    """All models answer, averaged by the selector's probabilities."""
+    """The mean of all models' predictions, weighted by the selector's probabilities."""
 
     model, of, when = "ensemble", "", "merged"
 
@@ -188,12 +106,18 @@ class EnsembleModel(Predictor):
     ) -> None:
         self.parts = SuperModel(task, global_, personal, router, 0.0, home, route)
 
+    @property
+    def passes(self) -> int:
+        return 1 + len(self.parts.personal)
+
     def answer(self, images: Tensor, volume: bool = False) -> Answer:
         parts = self.parts
         chances = parts.routes(images, volume).chances
         outputs = [model.answer(images).output for model in (parts.fallback, *parts.personal.values())]
         tables = [{name: float(chance) for name, chance in zip(parts.classes, row)} for row in chances]
-        choices = tuple(Choice("ensemble", "", max(table.values()), "all models, weighed", table) for table in tables)
+        choices = tuple(
+            ModelChoice("ensemble", "", max(table.values()), "all models, weighed", table) for table in tables
+        )
         return Answer(parts.task.blend(outputs, chances), choices)
 
     def others(self) -> Sequence[Predictor]:
@@ -204,67 +128,116 @@ class EnsembleModel(Predictor):
 
 
 @dataclass(frozen=True)
-class BothWays:
-    """One image, or one volume routed as a whole, by both models that may answer for it."""
+class RoutedCase:
+    """The scores of the two models that may answer for one image, or for one volume routed as a whole."""
 
     case: str
-    likes: SiteName  # the site the selector finds most probable
-    sure: float  # and its probability; −1: the image is unlike every site, whatever γ is
-    by_global: float  # the deciding score of the global model's answer
-    by_personal: float  # and of the liked site's personal model's
+    top_site: SiteName  # the site with the highest probability
+    sure: float  # its probability; −1: the image is an outlier, whatever γ is
+    by_global: float  # the headline score of the global model
+    by_personal: float  # the headline score of that site's personal model
 
 
-def both_ways(model: SuperModel, batch: Batch) -> Iterator[BothWays]:
-    """Every γ then only picks one of the two answers; a case whose truth is empty has no score and is left out."""
-    routes = model.routes(batch.images, bool(batch.volume))
-    liked = routes.chances.argmax(1)
-    common = model.fallback.answer(batch.images).output
-    own = common.clone()
-    for top in sorted(set(liked.tolist())):
-        members = (liked == top).nonzero()[:, 0]
-        own[members] = model.personal[model.classes[top]].answer(batch.images[members]).output
-    if batch.volume and model.route == "volume":
-        whole = [(batch.volume, 0, common.transpose(0, 1), own.transpose(0, 1), batch.truth)]
+@dataclass(frozen=True)
+class _BothOutputs:
+    """The outputs of the two models that may answer for each image of a batch; γ picks one of them."""
+
+    top: list[int]  # by image: the class with the highest probability
+    sure: list[float]  # its probability; −1: the image is an outlier
+    common: Tensor  # of the global model
+    own: Tensor  # of that site's personal model
+
+    @classmethod
+    def of(cls, model: SuperModel, batch: Batch) -> _BothOutputs:
+        routes = model.routes(batch.images, bool(batch.volume))
+        liked = routes.chances.argmax(1)
+        common = model.fallback.answer(batch.images).output
+        own = common.clone()
+        for top in sorted(set(liked.tolist())):
+            members = (liked == top).nonzero()[:, 0]
+            own[members] = model.personal[model.classes[top]].answer(batch.images[members]).output
+        sure = [-1.0 if outlier else float(row.max()) for row, outlier in zip(routes.chances, routes.outliers)]
+        return cls(liked.tolist(), sure, common, own)
+
+    def at(self, gamma: float) -> Tensor:
+        return torch.stack(
+            [own if sure > gamma else common for sure, own, common in zip(self.sure, self.own, self.common)]
+        )
+
+
+def score_both_models(model: SuperModel, batch: Batch, unit: str) -> Iterator[RoutedCase]:
+    """Score both models on each case, so that each γ only picks one of the two; cases without a score are left out.
+
+    A case is a slice, or with the `unit` "volume" a volume that is routed as a whole.
+    """
+    both = _BothOutputs.of(model, batch)
+    if batch.volume and model.route == unit == "volume":
+        whole = [(batch.volume, 0, both.common.transpose(0, 1), both.own.transpose(0, 1), batch.truth)]
     else:
-        whole = [(case, i, common[i], own[i], batch.truth[i]) for i, case in enumerate(batch.cases)]
+        whole = [(case, i, both.common[i], both.own[i], batch.truth[i]) for i, case in enumerate(batch.cases)]
     for case, i, shared, personal, truth in whole:
-        scores = [_headline(model.task, output, truth, batch.labels_of(i)) for output in (shared, personal)]
+        scores = [headline_score(model.task, output, truth, batch.labels_of(i)) for output in (shared, personal)]
         if scores[0] is not None and scores[1] is not None:
-            sure = -1.0 if routes.unlike[i] else float(routes.chances[i].max())
-            yield BothWays(case, model.classes[int(liked[i])], sure, scores[0], scores[1])
+            yield RoutedCase(case, model.classes[both.top[i]], both.sure[i], scores[0], scores[1])
 
 
-def calibration(predictor: Predictor, site: Site) -> tuple[tuple[float, ...], int]:
-    """For every γ of the grid the sum of validation scores at this site, and the number of cases."""
+Scores = Annotated[tuple[Annotated[float, Range(0, 2**40)], ...], Items(1000)]  # sums over cases
+
+
+def impossible_sums(sums: Scores, cases: int) -> str:
+    """Why sums of scores over so many cases cannot be true; empty if they can: a score is at most 1."""
+    most = cases * (1 + 1e-6)
+    return "" if all(total <= most for total in sums) else f"scores of {cases} cases cannot be so large"
+
+
+def calibration(predictor: Predictor, site: Site, unit: str) -> tuple[tuple[float, ...], int]:
+    """For every γ of the grid the sum of validation scores at this site, and the number of cases.
+
+    Volumes trained as slices are judged by the `unit`, "slice" or "volume", however they are routed.
+    """
     assert isinstance(predictor, SuperModel)
     sums, cases = [0.0] * len(GRID), 0
     for batch in site.data.whole("valid", site.local.batch_size):
-        for case in both_ways(predictor, batch):
-            sums = [
-                sum_ + (case.by_personal if case.sure > gamma else case.by_global) for sum_, gamma in zip(sums, GRID)
-            ]
+        for scores in _scores_by_gamma(predictor, batch, unit):
+            sums = [sum_ + score for sum_, score in zip(sums, scores)]
             cases += 1
     return tuple(sums), cases
 
 
-def _headline(task: Task, output: Tensor, truth: Tensor, known: Sequence[str] | None) -> float | None:
-    """The deciding score of a case, mean over its labels; None if it has none of them."""
+def _scores_by_gamma(model: SuperModel, batch: Batch, unit: str) -> Iterator[list[float]]:
+    """For each case its score by every γ of the grid."""
+    if batch.volume and (model.route, unit) == ("slice", "volume"):  # slices of one volume by several models
+        both = _BothOutputs.of(model, batch)
+        volumes = (both.at(gamma).transpose(0, 1) for gamma in GRID)
+        marks = [headline_score(model.task, volume, batch.truth, batch.labels_of(0)) for volume in volumes]
+        found = [mark for mark in marks if mark is not None]
+        yield from [found] if len(found) == len(GRID) else []
+        return
+    for case in score_both_models(model, batch, unit):
+        yield [case.by_personal if case.sure > gamma else case.by_global for gamma in GRID]
+
+
+def headline_score(task: Task, output: Tensor, truth: Tensor, known: Sequence[str] | None) -> float | None:
+    """The headline score of a case, mean over its labels; None if it has none of them."""
     marks = task.score(output, truth, full=False, labels=known)
     values = [mark.value for mark in marks if mark.metric == task.headline]
     return sum(values) / len(values) if values else None
 
 
-def chosen_confidence(tallies: Sequence[tuple[Sequence[float], int]]) -> float | None:
-    """The γ with the best pooled validation score; of several, the middle one. None: nobody had validation cases.
+def chosen_confidence(tallies: Sequence[tuple[Sequence[float], int]], by: str) -> float | None:
+    """The γ with the best validation score, of several the middle one; None: nobody had cases.
 
-    Only a γ whose mean over sites is not below that of γ = 1, the global model for all, comes into question.
+    By "sites" the score is the mean over sites, as the headline counts. By "pooled" it is the mean over all cases, and
+    no γ comes into question whose mean over sites is below that of γ = 1, the global model for all. So by either rule
+    no choice is worse over sites than γ = 1.
     """
     tallies = [(scores, cases) for scores, cases in tallies if cases]
     if not tallies:
         return None
     sums = torch.tensor([scores for scores, _ in tallies], dtype=torch.float64)
     counts = torch.tensor([cases for _, cases in tallies], dtype=torch.float64)
-    means = (sums / counts[:, None]).mean(0)
-    totals = sums.sum(0).masked_fill(means < means[-1] - 1e-9, -math.inf)
-    best = [gamma for gamma, total in zip(GRID, totals.tolist()) if total >= totals.max().item() - 1e-9]
+    marks = (sums / counts[:, None]).mean(0)
+    if by == "pooled":
+        marks = sums.sum(0).masked_fill(marks < marks[-1] - 1e-9, -math.inf)
+    best = [gamma for gamma, mark in zip(GRID, marks.tolist()) if mark >= marks.max().item() - 1e-9]
     return best[(len(best) - 1) // 2]

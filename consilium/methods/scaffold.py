@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates correct every local step for the drift of its site."""
+"""SCAFFOLD: control variates correct every local step for the drift of the site."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from consilium.errors import StudyError
-from consilium.learning.fit import Job, fit, learning_rate
+from consilium.learning.fit import Job, fit
+from consilium.learning.optimizers import learning_rate
+from consilium.local_training import Local
 from consilium.method import Method, message
-from consilium.site import Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.predictor import OneModel, Predictor
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
 
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Control variates correct every local step for the drift of its site (option II, plain SGD).
+    """Control variates correct every local step for the drift of the site (option II, plain SGD).
 
     y ← y − η (∇f(y) − c_i + c), then c_i ← c_i − c + (x − y) / (steps η).
     """
@@ -24,6 +28,7 @@ class Scaffold(Method):
     lr: float = 0.0  # η; 0 takes the study's [local] lr
 
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD: stochastic controlled averaging (ICML 2020)"
+    private: ClassVar[bool] = True
     headline: ClassVar[str] = "global"
     optimizer_state: ClassVar[str] = "fresh"  # plain SGD has no state
     differences: ClassVar[tuple[str, ...]] = (
@@ -35,7 +40,7 @@ class Scaffold(Method):
     class Server:
         global_: Weights  # x
         c: Weights  # the mean of the sites' control variates
-        sites: int  # N, of the whole roster
+        sites: int  # N, of all sites of the run
 
     @message
     class Downlink:
@@ -46,8 +51,8 @@ class Scaffold(Method):
     class Uplink:
         global_: Weights  # y
         c_change: Weights  # c_i⁺ − c_i
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory:

@@ -1,4 +1,4 @@
-"""What a selector is to FedSM, and the three ways to train one that is a network when a site holds a single class.
+"""FedSM's selector, and three ways to train a network as the selector, although each site holds a single class.
 
 "synchronised": sites send their mean gradient and the server takes one Adam step. "moments": one Adam step per epoch at
 the site, its moments averaged, as in the authors' published code. "paper": Adam on every batch, as printed; it fails.
@@ -14,12 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilium import tree
+from consilium.batch import Batch
 from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job
 from consilium.learning.server_step import adam_step
-from consilium.method import OptimizerState
-from consilium.methods.routing import NetworkRouter, Router
-from consilium.site import Batch, Local, Roster, Round, Site, Task
+from consilium.local_training import Local
+from consilium.method import OptimizerState, message
+from consilium.methods.routers import NetworkRouter, Router
+from consilium.site import Roster, Round, Site
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
 
 TRAININGS = ("synchronised", "moments", "paper")  # of a network
@@ -27,42 +31,55 @@ TRAININGS = ("synchronised", "moments", "paper")  # of a network
 Sent = tuple[Weights | None, OptimizerState | None]  # a selector or its gradient, and moments
 
 
-class Selector(ABC):
-    """How a federation learns which site an image is like. Every verb gives the fields it adds to FedSM's message."""
+@message
+class Models:
+    """The K + 1 models the selector chooses from."""
 
-    phases: tuple[str, ...] = ()  # of its own, once the models are trained, each one exchange
+    global_: Weights
+    personal: Mapping[SiteName, Weights]
+
+
+def outputs_of(models: Models, task: Task, images: Tensor) -> list[Tensor]:
+    """The logits of the global model and of every personal one, in the selector's class order."""
+    return [task.infer(weights, images) for weights in (models.global_, *models.personal.values())]
+
+
+class Selector(ABC):
+    """Learns which site an image resembles. Each function returns the fields that it adds to FedSM's message."""
+
+    phases: tuple[str, ...] = ()  # extra phases after the models are trained, each with one exchange
 
     @abstractmethod
     def start(self, task: Task, roster: Roster) -> dict[str, Any]:
-        """Of the server's first state."""
+        """Return fields of the server's first state."""
 
     @abstractmethod
     def send(self, server: Any, phase: str) -> dict[str, Any]:
-        """Of what a site gets, beside the global model."""
+        """Return fields of the downlink, beside the global model."""
 
     @abstractmethod
     def jobs(self, site: Site, got: Any) -> dict[str, Job]:
-        """What is trained at a site beside the models."""
+        """Return the training jobs at a site, beside those of the models."""
 
     @abstractmethod
     def reply(self, site: Site, got: Any, done: Mapping[str, Fit], round: Round) -> dict[str, Any]:
-        """Of what a site sends, after its jobs are done."""
+        """Return fields of the uplink, after the jobs are done."""
 
     @abstractmethod
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> dict[str, Any]:
-        """Of the server's new state."""
+        """Return fields of the server's new state."""
 
     @abstractmethod
     def blank(self, task: Task, roster: Roster, round: Round) -> dict[str, Any]:
-        """Of what a site is expected to send."""
+        """Return fields of the expected uplink, by their shapes."""
 
     @abstractmethod
     def router(self, task: Task, released: Any) -> Router | None:
-        """The selector in use; None as long as nothing is known."""
+        """The selector for predictions; None before there is one."""
 
     @abstractmethod
     def check(self, task: Task) -> None:
-        """Refuse a task for which it cannot work (StudyError)."""
+        """Reject a task that it does not work with (StudyError)."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,7 @@ class NetworkSelector(Selector):
 
 
 def selector_job(selector: Weights, site: Site, training: str, lr: float) -> Job:
-    """Equation 2: the right answer for every image of a site is the site itself."""
+    """Equation 2: the target of every image is its own site."""
     sites = list(site.roster)
     own = sites.index(site.card.name)
 
@@ -117,15 +134,23 @@ def selector_job(selector: Weights, site: Site, training: str, lr: float) -> Job
     return Job(selector, kind="selector", labels=sites, loss=loss, step=training == "paper", lr=lr, fresh=True)
 
 
-def check_fields(**fields: tuple[str, tuple[str, ...]]) -> None:
-    """Refuse a field's value that is not one of those allowed."""
+def starting_parts(sent: Any, training: str) -> dict[str, Weights]:
+    """The weights of a downlink from which a site's updates are measured, by path."""
+    parts = dict(tree.split(sent).weights)
+    if training == "synchronised":  # the reply is a gradient, which is already a change
+        parts.pop("selector", None)
+    return parts
+
+
+def check_fields(section: str = "method", /, **fields: tuple[str, tuple[str, ...]]) -> None:
+    """Reject a value that is not allowed for its field (StudyError)."""
     for name, (value, allowed) in fields.items():
         if value not in allowed:
-            raise StudyError(f"[method] {name} = {value!r}: it must be one of {', '.join(allowed)}.")
+            raise StudyError(f"[{section}] {name} = {value!r}: it must be one of {', '.join(allowed)}.")
 
 
 def check_sites(roster: Roster, local: Local, name: str) -> None:
-    """Refuse a study in which a super model cannot work."""
+    """Reject a study in which a super model cannot work (StudyError)."""
     if len(roster) < 2:
         raise StudyError(f"{name} needs at least two sites; with one, use 'local'.")
     if local.batchnorm != "average":
@@ -135,23 +160,13 @@ def check_sites(roster: Roster, local: Local, name: str) -> None:
         )
 
 
-def weak_pull(pull: float, roster: Roster) -> list[str]:
-    """The warning that λ is below 1/K."""
-    if pull >= 1 / len(roster):
-        return []
-    return [
-        f"pull = {pull} is below 1/K = {1 / len(roster):.3f}: the other sites then weigh more in a personal model than "
-        "its own site."
-    ]
-
-
 def selector_reply(training: str, done: Fit, got: Weights, state: OptimizerState | None, lr: float) -> Sent:
-    """What a site sends of its round of selector training."""
+    """The selector's part of an uplink after a round of training."""
     if training == "synchronised":
         return done.gradient, None
     if training == "paper":
         return done.weights, None
-    # the published code: one Adam step per epoch on the *sum* of the gradients, moments travel
+    # the published code: one Adam step per epoch on the *sum* of the gradients; moments are sent too
     assert done.gradient is not None
     return adam_step(got, done.gradient * done.cases, state, lr)
 
@@ -177,5 +192,5 @@ def merged_selector(
 
 
 def blank_state(training: str, selector: Weights) -> OptimizerState | None:
-    """The moments a site is expected to send, by their shape."""
+    """The shapes of the moments that a site sends."""
     return OptimizerState(0, {"exp_avg": selector, "exp_avg_sq": selector}) if training == "moments" else None

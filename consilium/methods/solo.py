@@ -1,4 +1,4 @@
-"""SOLO: every site trains on its own organs alone; together the models answer for all organs."""
+"""SOLO: each site trains a model of its own organs alone; together the models predict all organs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from consilium.learning.fit import Job, fit
 from consilium.method import Best, Method, message
 from consilium.methods.local import each_best
 from consilium.methods.merged import MergedModel, check_exclusive
-from consilium.site import Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
+from consilium.predictor import Predictor, WithOthers
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
 class Solo(Method):
-    """Every site trains a model of its own organs and background; all models together answer for all organs."""
+    """Each site trains a model of its own organs and background; together the models predict all organs."""
 
-    share_local_parts: bool = True  # the site also uploads its model, to answer for all organs; never between hospitals
+    share_local_parts: bool = True  # the site also uploads its model, to predict all organs; never between hospitals
 
     paper: ClassVar[str] = "Jiang et al., UFPS (Patterns 2024), where it is the bound of partial labels"
+    private: ClassVar[bool] = True
     headline: ClassVar[str] = "solo"
+    prediction: ClassVar[str] = "one per site"
 
     @message
     class Server:
@@ -36,8 +40,8 @@ class Solo(Method):
     @message
     class Uplink:
         teacher: Weights | None  # background and the site's organs
-        loss: float
-        steps: int
+        loss: Loss
+        steps: Count
 
     @message
     class Memory(Method.Memory):
@@ -81,7 +85,7 @@ class Solo(Method):
         if memory is not None and released.home:
             models.setdefault(released.home, memory.teacher)
         if not models:
-            raise NotForOutsiders("the sites' models were not shared, so there is none for a hospital outside.")
+            raise NotForOutsiders("the sites' models were not shared, so there is none for an outside hospital.")
         alone = {
             name: MergedModel(task, {name: weights}, released.labels, "teacher", name)
             for name, weights in sorted(models.items())
@@ -91,7 +95,7 @@ class Solo(Method):
         return WithOthers(together, () if own is None else (own,), tuple(alone.values()))
 
     def keep(self, best: Best, now: Best) -> Best:
-        """Each site's model its own best round; what is not shared is kept by the round best for all."""
+        """Keep each site's own best round; models that are not shared keep the best round of all sites together."""
         if not self.share_local_parts:
             return super().keep(best, now)
         teachers, valid = each_best(best.server.teachers, best.valid, now.server.teachers, now.valid, "teacher")

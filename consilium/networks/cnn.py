@@ -27,7 +27,7 @@ class CNN:
         return nn.Sequential(
             *(nn.Conv2d(channels, first, 5), nn.MaxPool2d(2), nn.ReLU(inplace=True)),
             *(nn.Conv2d(first, second, 5), nn.MaxPool2d(2), nn.ReLU(inplace=True)),
-            nn.AdaptiveAvgPool2d(4),  # the identity at the paper's 28×28; lets other sizes in
+            nn.AdaptiveAvgPool2d(4),  # the identity at the paper's 28×28; allows other sizes
             nn.Flatten(),
             *(nn.Linear(second * 16, self.hidden), nn.ReLU(inplace=True)),
             nn.Linear(self.hidden, outputs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ NORMS = ("instance", "batch", "group")
 
 
 class Supervised(NamedTuple):
-    """What a network answers in training: its logits, and those of heads inside it with their weight in the loss."""
+    """A network's result in training: its logits, and those of inner heads with their loss weights."""
 
     main: Tensor
     asides: tuple[tuple[float, Tensor], ...]
@@ -29,7 +30,8 @@ class PlainUNet:
     widths: tuple[int, ...] = (32, 64, 128, 256, 320, 320)  # channels per level; each level halves the image
     supervision: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)  # loss weights of heads on encoder levels 1, 2, …; (): none
     residual: bool = False  # each level adds its input to its output
-    norm: str = "instance"  # "batch": of the batch at hand, also in use; "group"
+    norm: str = "instance"  # "batch": of the current batch, also in prediction; "group"
+    keep_depth: bool = False  # the last level halves rows and columns only, so that thin volumes keep their slices
 
     def __post_init__(self) -> None:
         if len(self.widths) < 2 or min(self.widths) < 1:
@@ -46,25 +48,27 @@ class PlainUNet:
 
 
 class _PlainUNet(nn.Module):
-    """Encoder, decoder and heads by name, so that methods can tell them apart."""
+    """Encoder, decoder and heads under separate names, so that methods can find them."""
 
     def __init__(self, how: PlainUNet, dimensions: int, channels: int, outputs: int) -> None:
         super().__init__()
         conv: Any = {2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
+        strides = _strides(how, dimensions)
         self.encoder = nn.ModuleList(
-            _Level(how, dimensions, before, width, stride=1 if level == 0 else 2)
-            for level, (before, width) in enumerate(pairwise((channels, *how.widths)))
+            _Level(how, dimensions, before, width, stride)
+            for stride, (before, width) in zip(strides, pairwise((channels, *how.widths)), strict=True)
         )
+        ways = list(zip(strides[1:], pairwise(how.widths), strict=True))
         self.decoder = nn.ModuleList(
-            _Up(how, dimensions, below, width) for width, below in reversed(list(pairwise(how.widths)))
+            _Up(how, dimensions, below, width, stride) for stride, (width, below) in reversed(ways)
         )
         self.head = conv(how.widths[0], outputs, 1, bias=False)
-        inner = how.widths[1:-1]  # neither the full resolution, which has the head, nor the bottom
+        inner = how.widths[1:-1]  # neither the full resolution, which has the head, nor the lowest level
         self.supervision = nn.ModuleList(
             conv(width, outputs, 1, bias=False) for width, _ in zip(inner, how.supervision)
         )
         self.weights = how.supervision
-        self.divisor = 1 << (len(how.widths) - 1)
+        self.divisor = tuple(math.prod(sides) for sides in zip(*strides, strict=True))
         self.resize = "bilinear" if dimensions == 2 else "trilinear"
         self.apply(_start)
 
@@ -86,10 +90,18 @@ class _PlainUNet(nn.Module):
         return Supervised(main, tuple(asides))
 
 
+def _strides(how: PlainUNet, dimensions: int) -> list[tuple[int, ...]]:
+    """The stride of each encoder level along each axis."""
+    strides = [(1,) * dimensions, *[(2,) * dimensions] * (len(how.widths) - 1)]
+    if how.keep_depth and dimensions == 3:
+        strides[-1] = (1, 2, 2)
+    return strides
+
+
 class _Level(nn.Module):
     """Two convolutions; the first may halve the image."""
 
-    def __init__(self, how: PlainUNet, dimensions: int, before: int, width: int, stride: int) -> None:
+    def __init__(self, how: PlainUNet, dimensions: int, before: int, width: int, stride: int | tuple[int, ...]) -> None:
         super().__init__()
         conv: Any = {2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
         self.first = nn.Sequential(conv(before, width, 3, stride, 1), _norm(how.norm, dimensions, width), _act())
@@ -105,12 +117,14 @@ class _Level(nn.Module):
 
 
 class _Up(nn.Module):
-    """Doubles the image, joins the encoder's features of that size, and mixes them."""
+    """Doubles the image (by `stride`), joins the encoder's features of that size, and mixes them."""
 
-    def __init__(self, how: PlainUNet, dimensions: int, below: int, width: int) -> None:
+    def __init__(
+        self, how: PlainUNet, dimensions: int, below: int, width: int, stride: int | tuple[int, ...] = 2
+    ) -> None:
         super().__init__()
         turned: Any = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[dimensions]
-        self.widen = turned(below, width, 2, 2, bias=False)
+        self.widen = turned(below, width, stride, stride, bias=False)
         self.mix = _Level(how, dimensions, 2 * width, width, stride=1)
 
     def forward(self, features: Tensor, skip: Tensor) -> Tensor:
@@ -118,7 +132,7 @@ class _Up(nn.Module):
 
 
 def _norm(name: str, dimensions: int, width: int) -> nn.Module:
-    """Learned scale and shift, no running statistics: there is nothing of them to average over sites."""
+    """Learned scale and shift, without running statistics, which sites would have to average."""
     if name == "group":
         return nn.GroupNorm(4, width)
     if name == "batch":

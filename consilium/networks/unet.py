@@ -1,7 +1,8 @@
-"""The U-Net of the segmentation studies, by MONAI."""
+"""The U-Net of the segmentation studies: MONAI's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from consilium.errors import StudyError
-
-NORMS = {
-    "instance": ("instance", {"affine": True}),
-    "batch": ("batch", {}),
-    "group": ("group", {"num_groups": 1}),  # one group: MONAI also normalises the outputs, however many there are
-}
+from consilium.networks.nested_unet import NORMS, NestedUNet
 
 
 @dataclass(frozen=True)
@@ -37,23 +33,12 @@ class UNet:
             raise StudyError(f"[task] dropout = {self.dropout}: it must be in [0, 1).")
 
     def build(self, dimensions: int, channels: int, outputs: int) -> nn.Module:
-        from monai.networks.nets import UNet as MonaiUNet
-
-        network = MonaiUNet(
-            spatial_dims=dimensions,
-            in_channels=channels,
-            out_channels=outputs,
-            channels=self.widths,
-            strides=(2,) * (len(self.widths) - 1),
-            num_res_units=self.residual_units,
-            norm=NORMS[self.norm],
-            dropout=self.dropout,
-        )
+        network = NestedUNet(dimensions, channels, outputs, self.widths, self.residual_units, self.norm, self.dropout)
         return AnySize(network, 1 << (len(self.widths) - 1))
 
 
 class AnySize(nn.Module):
-    """A network that needs image sides of a multiple of `divisor`, for images of any size: padded, then cut back."""
+    """Lets a network that needs multiples of `divisor` take images of any size: pads them and crops the output."""
 
     def __init__(self, net: nn.Module, divisor: int) -> None:
         super().__init__()
@@ -64,10 +49,11 @@ class AnySize(nn.Module):
         return self.cut(self.net(padded), size)
 
     @staticmethod
-    def padded(images: Tensor, divisor: int) -> tuple[Tensor, torch.Size]:
-        """Images whose sides are multiples of `divisor`, and the sides they had."""
+    def padded(images: Tensor, divisor: int | Sequence[int]) -> tuple[Tensor, torch.Size]:
+        """Images whose sides are multiples of `divisor`, one for all or one each, and the sides they had."""
         size = images.shape[2:]
-        gaps = [-side % divisor for side in size]
+        divisors = [divisor] * len(size) if isinstance(divisor, int) else divisor
+        gaps = [-side % by for side, by in zip(size, divisors, strict=True)]
         if not any(gaps):
             return images, size
         margins = [width for gap in reversed(gaps) for width in (0, gap)]

@@ -24,7 +24,7 @@ def _stages(dimensions: int, channels: int, stages: Sequence[Sequence[int]]) -> 
         for width in stage:
             layers += [conv(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
             channels = width
-        layers.append(pool(2, ceil_mode=True))  # small images survive all five halvings
+        layers.append(pool(2, ceil_mode=True))  # so that small images can be halved five times
     return layers
 
 
@@ -71,7 +71,7 @@ class _Standardised(nn.Module):
 
 @dataclass(frozen=True)
 class SmallVGG:
-    """A few thousand parameters in the same style, with averaged features and no dropout, for quick work."""
+    """A few thousand parameters in the same style, with averaged features and no dropout."""
 
     widths: tuple[int, ...] = (8, 16, 32)
     standardise: bool = False  # every image to mean 0 and deviation 1 first

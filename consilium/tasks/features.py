@@ -1,4 +1,4 @@
-"""What a network sees in an image, as a few numbers: the encoder's activations, pooled stage by stage."""
+"""Features of an image: the activations of the encoder's stages, pooled over positions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from consilium.errors import StudyError
 from consilium.networks.parts import CONVOLUTIONS, encoder_convolutions
-from consilium.site import Task
+from consilium.task import Task
 
-_TRIED_SIDES = (64, 32, 28, 128, 224)  # of an image without values, to count features with
+_TRIED_SIDES = (64, 32, 28, 128, 224)  # image sizes to try when features are counted without data
 
 
 def pooled_activations(network: nn.Module, images: Tensor) -> Tensor:
     """The mean and the standard deviation of every channel of every encoder stage, (batch, features), float64.
 
-    Of a stage the first convolution counts, before normalisation: afterwards an image's brightness and contrast, by
-    which scanners differ most, are gone. Stages are told by the structure of our U-Nets. Of any other network they are
-    the first convolutions of each image size on the way down; a network without any is answered with a sentence.
+    The features come from a stage's first convolution, before normalisation, which removes brightness and contrast.
+    These differ most between scanners. Stages are known for our U-Nets. In any other network they are the first
+    convolutions of each image size in the encoder; a network without any raises StudyError.
     """
     with torch.no_grad(), _caught_stages(network) as stages:
         network(images)
@@ -41,7 +41,7 @@ def pooled_activations(network: nn.Module, images: Tensor) -> Tensor:
 
 @contextmanager
 def _caught_stages(network: nn.Module) -> Iterator[list[Tensor]]:
-    """While it is open, what the encoder's stages give; of an unknown network, found by the sizes of the images."""
+    """Inside the context, collect the outputs of the encoder's stages; in an unknown network, found by image sizes."""
     stages: list[Tensor] = []
     known = encoder_convolutions(network)
     decoding: list[bool] = []
@@ -51,7 +51,7 @@ def _caught_stages(network: nn.Module) -> Iterator[list[Tensor]]:
 
     def by_size(_: nn.Module, __: object, output: Tensor) -> None:
         if stages and _pixels(output) > _pixels(stages[-1]):
-            decoding.append(True)  # on the way up: the decoder has no stages of its own
+            decoding.append(True)  # this is the decoder, whose layers are not used
         if not decoding and (not stages or _pixels(output) < _pixels(stages[-1])):
             stages.append(output)
 
@@ -69,7 +69,7 @@ def _pixels(output: Tensor) -> int:
 
 
 def windows(sides: Sequence[int], patch: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Windows of a patch's size that cover an image side by side, the last ones pushed inside; () is the whole."""
+    """Windows of a patch's size that cover an image; the last ones are moved inside. () is the whole image."""
     if not patch:
         return [tuple(slice(0, side) for side in sides)]
     starts = [
@@ -81,7 +81,7 @@ def windows(sides: Sequence[int], patch: Sequence[int]) -> list[tuple[slice, ...
 
 @lru_cache(maxsize=16)
 def feature_count(task: Task) -> int:
-    """How many features a task's network gives, counted without data."""
+    """The number of features of a task's network, counted without data."""
     with torch.device("meta"):
         network = task.network().eval()
     sentence = ""

@@ -1,4 +1,4 @@
-"""Networks kept at hand for inference: built once per process, loaded only when the weights change."""
+"""Networks for inference: built once per process, loaded only when the weights change."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from consilium.site import Task
+from consilium.task import Task
 from consilium.weights import Weights
 
 
-class _Bench:
-    """One network and the weights it holds now."""
+class _LoadedNetwork:
+    """One network and its current weights."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
@@ -21,16 +21,16 @@ class _Bench:
 
 
 @lru_cache(maxsize=16)
-def bench(task: Task, kind: str, labels: tuple[str, ...] | None) -> _Bench:
+def inference_network(task: Task, kind: str, labels: tuple[str, ...] | None) -> _LoadedNetwork:
     network = task.network(kind, labels).to(task.device).eval()
     if task.dimensions == 2:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return _Bench(network)
+    return _LoadedNetwork(network)
 
 
-def on_bench(task: Task, weights: Weights, kind: str, labels: Sequence[str] | None) -> nn.Module:
-    """The task's network in evaluation mode with these weights in it."""
-    place = bench(task, kind, None if labels is None else tuple(labels))
+def loaded(task: Task, weights: Weights, kind: str, labels: Sequence[str] | None) -> nn.Module:
+    """The task's network in evaluation mode with these weights."""
+    place = inference_network(task, kind, None if labels is None else tuple(labels))
     if place.held is not weights:
         place.network.load_state_dict(dict(weights))
         place.held = weights

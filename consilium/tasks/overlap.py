@@ -1,4 +1,4 @@
-"""How well one predicted mask fits the true one: counts, surfaces, and the clean-up before a mask is delivered."""
+"""Scores of a predicted mask against the true one, and the clean-up of predicted masks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
+SCORES = (
+    *("dice", "jaccard", "sensitivity", "specificity", "volume_error", "volume_error_abs", "missed"),
+    *("hd", "hd95", "hd_mm", "hd95_mm", "false_positive_volume"),
+)  # that `overlap` may give beside "empty"
 SMALL = 0.2  # a piece below this share of its label's largest is dropped
 
 
 def overlap(predicted: Mask, true: Mask, full: bool, spacing: Sequence[float] | None = None) -> dict[str, float]:
-    """Scores of one mask; an empty truth is counted, not scored. `full` adds all but Dice."""
+    """Scores of one mask; an empty truth is counted, not scored. `full` adds all scores beside Dice."""
     both, either = int((predicted & true).sum()), int((predicted | true).sum())
     size, found = int(true.sum()), int(predicted.sum())
     if not size:
@@ -27,8 +31,9 @@ def overlap(predicted: Mask, true: Mask, full: bool, spacing: Sequence[float] | 
     if outside:
         scores["specificity"] = (outside - (found - both)) / outside
     scores["volume_error"] = (found - size) / size
+    scores["volume_error_abs"] = abs(found - size) / size
     if not found:
-        return {**scores, "missed": 1.0}  # no distance to an empty prediction: counted instead
+        return {**scores, "missed": 1.0}  # an empty prediction has no distance: it is counted
     scores["hd"], scores["hd95"] = surface_distances(predicted, true)
     if spacing is not None:
         scores["hd_mm"], scores["hd95_mm"] = surface_distances(predicted, true, spacing)
@@ -57,7 +62,7 @@ def _box(mask: Mask) -> tuple[slice, ...]:
 
 
 def _edge(mask: Mask) -> Mask:
-    """The voxels of a mask that touch what is not in it; the image's own border counts as outside."""
+    """The voxels of a mask that touch a voxel outside it; beyond the image's border is outside."""
     from scipy.ndimage import binary_erosion
 
     edge: Mask = mask & ~binary_erosion(mask)

@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from consilium.batch import Batch
 from consilium.data.site_folder import inside_of
 from consilium.networks import Network
 from consilium.networks.plain_unet import Supervised
-from consilium.site import Batch, Mark, Task
+from consilium.scores.rows import OWN
+from consilium.task import CaseScore, Task
+from consilium.tasks.dice import dice_loss
 from consilium.tasks.features import pooled_activations, windows
-from consilium.tasks.inference import averaged, on_bench
-from consilium.tasks.overlap import cleaned, overlap
+from consilium.tasks.inference import averaged, loaded
+from consilium.tasks.overlap import SCORES, cleaned, overlap
+from consilium.tasks.own_code import OwnLoss, OwnScore, value_of
 from consilium.weights import Weights
 
 UNANNOTATED = ("unknown", "background", "ignored")
@@ -33,14 +37,24 @@ class Segmentation(Task):
     selector: Network
     contains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     loss_name: str = "dice"  # "dice+ce"
+    dice_background: bool = False  # Dice also covers background, where labels exclude each other
+    own_loss: OwnLoss | None = None  # replaces `loss_name`
+    own_scores: Mapping[str, OwnScore] = field(default_factory=dict)  # of every label, beside Dice and the others
     patch: tuple[int, ...] = ()  # sliding windows of this size; () takes the whole image
     overlap: float = 0.5
-    unannotated: str = "unknown"  # or "background", "ignored": what a truth says of labels it does not show
-    clean_up: bool = False  # final scores of cleaned masks stand beside the others; delivered masks are cleaned
+    unannotated: str = "unknown"  # or "background", "ignored": how the loss treats labels that a truth does not show
+    clean_up: bool = False  # clean predicted masks, and add the scores of cleaned masks at the end
     seed: int = 0
     device: str = "cpu"
+    start: str = ""  # the file of the initial weights
+    decides: str = "slice"  # or "volume": whose Dice chooses rounds and settings, of volumes trained as slices
 
     headline = "dice"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        plain = (*SCORES, *(f"{OWN}{name}" for name in self.own_scores))
+        return (*plain, *(f"clean_{name}" for name in plain)) if self.clean_up else plain
 
     @property
     def overlapping(self) -> bool:
@@ -52,23 +66,14 @@ class Segmentation(Task):
             return self.selector.build(self.dimensions, self.channels, len(labels))
         return self.model.build(self.dimensions, self.channels, len(labels) + (not self.overlapping))
 
-    @cached_property
-    def _criterion(self) -> nn.Module:
-        from monai.losses import DiceCELoss, DiceLoss
-
-        return DiceLoss(**self._how) if self.loss_name == "dice" else DiceCELoss(**self._how)  # type: ignore[no-any-return]
-
-    @cached_property
-    def _dice_by_case(self) -> nn.Module:
-        from monai.losses import DiceLoss
-
-        return DiceLoss(**self._how, reduction="none")  # type: ignore[no-any-return]
-
     @property
-    def _how(self) -> dict[str, Any]:
-        if self.overlapping or self.unannotated == "ignored":
-            return {"sigmoid": True}
-        return {"softmax": True, "to_onehot_y": True, "include_background": False}
+    def _exclusive(self) -> bool:
+        """Whether a voxel has one label, by a softmax; otherwise each label is judged by itself, by a sigmoid."""
+        return not self.overlapping and self.unannotated != "ignored"
+
+    def _dice(self, output: Tensor, target: Tensor) -> Tensor:
+        """By case and channel."""
+        return dice_loss(output, target, self._exclusive, self.dice_background)
 
     def loss(
         self, output: Any, batch: Batch, labels: Sequence[str] | None = None, weights: Tensor | None = None
@@ -91,37 +96,43 @@ class Segmentation(Task):
     def _loss(
         self, output: Tensor, truth: Tensor, outputs: tuple[str, ...], shown: tuple[str, ...], weights: Tensor | None
     ) -> Tensor:
-        """The loss of cases that all show the same labels, of a network with these outputs."""
-        judged = [label for label in outputs if label in shown]
-        if not judged:
+        """The loss of cases that all show the same labels, for these outputs of a network."""
+        counted = [label for label in outputs if label in shown]
+        if not counted:
             raise ValueError(f"the truth shows {shown}, the network answers {outputs}: there is nothing to learn from")
         output = output.float()
         if self.overlapping:
-            if len(judged) < len(outputs):
-                output = output[:, [outputs.index(label) for label in judged]]
-            return self._judged(output, self._channels(truth, judged).to(output.dtype), weights)
-        if self.unannotated == "ignored":  # only the annotated labels are judged, each by itself
-            output = output[:, [1 + outputs.index(label) for label in judged]]
-            return self._judged(output, self._channels(truth, judged).to(output.dtype), weights)
-        if len(judged) < len(outputs) and self.unannotated == "background":
-            judged = list(outputs)
-        if len(judged) < len(outputs):
-            # an unknown voxel is background or a label not shown: their probabilities add up to what the truth calls 0
+            if len(counted) < len(outputs):
+                output = output[:, [outputs.index(label) for label in counted]]
+            return self._weighted_mean(output, self._channels(truth, counted).to(output.dtype), weights)
+        if self.unannotated == "ignored":  # only the annotated labels have a loss, each separately
+            output = output[:, [1 + outputs.index(label) for label in counted]]
+            return self._weighted_mean(output, self._channels(truth, counted).to(output.dtype), weights)
+        if len(counted) < len(outputs) and self.unannotated == "background":
+            counted = list(outputs)
+        if len(counted) < len(outputs):
+            # an unlabelled voxel is background or a label not shown: their probabilities are added up
             either = [0, *(1 + i for i, label in enumerate(outputs) if label not in shown)]
             background = output[:, either].logsumexp(1, keepdim=True)
-            output = torch.cat([background, output[:, [1 + outputs.index(label) for label in judged]]], dim=1)
-        if tuple(judged) != self.labels:
-            values = [0, *(judged.index(label) + 1 if label in judged else 0 for label in self.labels)]
+            output = torch.cat([background, output[:, [1 + outputs.index(label) for label in counted]]], dim=1)
+        if tuple(counted) != self.labels:
+            values = [0, *(counted.index(label) + 1 if label in counted else 0 for label in self.labels)]
             truth = torch.tensor(values, device=truth.device)[truth.long()]
-        return self._judged(output, truth.unsqueeze(1), weights)
+        return self._weighted_mean(output, truth.unsqueeze(1), weights)
 
-    def _judged(self, output: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        """The criterion's mean over cases, each as much as it counts."""
+    def _weighted_mean(self, output: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        """The weighted mean of the criterion over cases."""
+        if self.own_loss is not None:
+            truth = target if target.is_floating_point() else target[:, 0].long()
+            return value_of(self.own_loss, output, truth, weights)
+        dice = self._dice(output, target)
+        crossed = self.loss_name == "dice+ce"
         if weights is None:
-            return self._criterion(output, target)  # type: ignore[no-any-return]
-        each = self._dice_by_case(output, target).flatten(1).mean(1)
-        if self.loss_name == "dice+ce":
-            each = each + _cross_entropy(output, target).flatten(1).mean(1)
+            loss = torch.mean(dice)
+            return loss + _cross_entropy(output, target, "mean") if crossed else loss
+        each = dice.mean(1)
+        if crossed:
+            each = each + _cross_entropy(output, target, "none").flatten(1).mean(1)
         return torch.mean(weights * each)
 
     @cached_property
@@ -158,7 +169,7 @@ class Segmentation(Task):
         return mask
 
     def decided_channels(self, output: Tensor) -> Tensor:
-        """Logits of one case as one Boolean channel per label: of the mask that is delivered, so a cup is also disc."""
+        """Logits of one case as one Boolean channel per label, from the predicted mask: a cup voxel is also disc."""
         return self.channels_of(self.decide(output)[None])[0]
 
     def score(
@@ -168,28 +179,33 @@ class Segmentation(Task):
         full: bool,
         labels: Sequence[str] | None = None,
         spacing: Sequence[float] | None = None,
-    ) -> list[Mark]:
+    ) -> list[CaseScore]:
         decided = self.decide(output)
         masks = {"": decided}
         if full and self.clean_up:
             masks["clean_"] = torch.from_numpy(cleaned(decided.numpy()))
         true = self.channels_of(truth.unsqueeze(0))[0].numpy()
-        marks: list[Mark] = []
+        marks: list[CaseScore] = []
         for prefix, mask in masks.items():
             predicted = self.channels_of(mask[None])[0].numpy()
             for i, label in enumerate(self.labels):
                 if labels is not None and label not in labels:
                     continue
                 found = overlap(predicted[i], true[i], full, spacing)
+                if full and true[i].any():
+                    own = {name: score(predicted[i], true[i], spacing) for name, score in self.own_scores.items()}
+                    found |= {f"{OWN}{name}": float(value) for name, value in own.items()}
                 marks += [
-                    Mark(label, prefix + name, value) for name, value in found.items() if not prefix or name != "empty"
+                    CaseScore(label, prefix + name, value)
+                    for name, value in found.items()
+                    if not prefix or name != "empty"
                 ]
         return marks
 
     def infer(
         self, weights: Weights, images: Tensor, kind: str = "model", labels: Sequence[str] | None = None
     ) -> Tensor:
-        network = on_bench(self, weights, kind, labels)
+        network = loaded(self, weights, kind, labels)
         images = self._placed(images)
         with torch.no_grad():
             if self.patch and kind != "selector":
@@ -199,7 +215,7 @@ class Segmentation(Task):
             else:
                 output = network(images).cpu()
         if self.unannotated == "ignored" and kind == "model" and not self.overlapping:
-            output[:, 0] = 0.0  # nothing was learned about background: it is where every label's own logit is negative
+            output[:, 0] = 0.0  # background is not trained: it is where all labels' logits are negative
         return output  # type: ignore[no-any-return]
 
     def _placed(self, images: Tensor) -> Tensor:
@@ -207,17 +223,18 @@ class Segmentation(Task):
         return images.contiguous(memory_format=torch.channels_last) if self.dimensions == 2 else images
 
     def features(self, weights: Weights, images: Tensor) -> Tensor:
-        network = on_bench(self, weights, "model", None)
+        network = loaded(self, weights, "model", None)
         images = self._placed(images)
-        # the mean over windows where the study asks for patches: a whole volume may not fit
+        # the mean over windows if the study uses patches: a whole volume may not fit into memory
         parts = [pooled_activations(network, images[:, :, *window]) for window in windows(images.shape[2:], self.patch)]
         return torch.stack(parts).mean(0)
 
 
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Per voxel, as MONAI's DiceCELoss takes it, which itself gives nothing but the mean."""
-    if output.shape[1] == 1:
-        return nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none")
+def _cross_entropy(output: Tensor, target: Tensor, reduction: str) -> Tensor:
+    """Of labels that exclude each other as MONAI's DiceCELoss takes it, of others each by itself."""
+    if target.is_floating_point():
+        each = nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none")
+        return each.mean() if reduction == "mean" else each
     return nn.functional.cross_entropy(
-        output, target[:, 0].long() if target.shape[1] == 1 else target, reduction="none"
+        output, target[:, 0].long() if target.shape[1] == 1 else target, reduction=reduction
     )
