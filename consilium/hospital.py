@@ -13,12 +13,15 @@ from typing import Any
 
 from consilium.data.site_folder import Federation, read_own_site
 from consilium.errors import DataError, StudyError
+from consilium.extensions import code_hash, code_hashes, code_id, file_of, is_code, named_code
 from consilium.fields import fill, nearest, to_toml
 from consilium.files import read_json
 from consilium.methods import ALIASES, METHODS
-from consilium.study import Study, make_study
+from consilium.study import Study
+from consilium.study_reading import make_study
 from consilium.tasks import Facts
 
+_CODE = re.compile(r"[^\s:][^:]*:[A-Za-z_]\w* [0-9a-f]{32}")  # file.py:Name or package.module:Name, and its hash
 RULES = "hospital.toml"  # its name in the folder of a simulated site that rehearses it
 EXAMPLE = """\
 # What this hospital lets the federation do. Nobody else reads this file.
@@ -31,11 +34,13 @@ device = "auto"      # cpu, cuda, cuda:1, mps
 [limits]
 methods = []         # only these methods; empty: every method of the package
 refused = []         # never these
-code = []            # "package.module:Class" of other packages that this hospital has installed and trusts
+code = []            # own code of studies, by name and hash: "file.py:Name HASH", beside this file, or an installed
+                     # "package.module:Name HASH"; `consilium methods file.py:Name` shows the hash
 rounds = 0           # of one run; 0: no limit
 scorings = 0         # of one run; 0: twice as many as the study asks for
 message_bytes = 0    # of one message that leaves; 0: no limit
 run_bytes = 0        # of all messages of one run; 0: no limit
+approval = false     # true: a person here approves every study first, with `consilium federation review`
 epsilon = 0.0        # only studies with differential privacy of at most this ε; 0: also studies without
 delta = 1e-5         # at this δ
 # of all studies together, whatever they are called; 0: no limit
@@ -43,6 +48,20 @@ total_rounds = 0
 total_scorings = 0
 total_bytes = 0
 total_epsilon = 0.0
+# what one study may take here, checked before it trains; 0: no limit
+model_parameters = 1_000_000_000
+model_bytes = 0
+layers = 10_000      # of its network
+memory_bytes = 0     # 0: what this machine has
+disk_bytes = 0       # of the memory folder, all studies together
+cache_bytes = 0      # of its preprocessed images
+round_seconds = 0    # of one round; what takes longer is stopped
+run_seconds = 0      # of all its work here
+
+[keep]               # days after which `consilium federation clean` removes what nobody has used since; 0: never
+memories = 0         # of runs; one that is still under way needs them
+releases = 0         # the models that runs left here
+jobs = 0             # the engine's own files of jobs, in the kit
 """
 
 
@@ -63,12 +82,21 @@ class Limits:
     total_scorings: int = 0
     total_bytes: int = 0
     total_epsilon: float = 0.0
+    approval: bool = False
+    model_parameters: int = 1_000_000_000
+    model_bytes: int = 0
+    layers: int = 10_000
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    cache_bytes: int = 0
+    round_seconds: float = 0.0
+    run_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon < math.inf and 0 <= self.total_epsilon < math.inf and 0 < self.delta < 1):
             raise StudyError("[limits] epsilon and total_epsilon must be numbers from 0 up, and delta in (0, 1).")
         for key, value in vars(self).items():
-            if type(value) is int and value < 0:
+            if type(value) in (int, float) and not 0 <= value < math.inf:
                 raise StudyError(f"[limits] {key} = {value}: it must be 0, for no limit, or more.")
         for key in ("methods", "refused"):
             names = tuple(ALIASES.get(name, name) for name in getattr(self, key))
@@ -76,18 +104,34 @@ class Limits:
                 if name not in METHODS:
                     raise StudyError(f"[limits] {key}: there is no method '{name}'; {nearest(name, sorted(METHODS))}")
             object.__setattr__(self, key, names)
-        for name in self.code:
-            if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-                raise StudyError(f"[limits] code: '{name}' is no class; write it as package.module:Class.")
+        for entry in self.code:
+            if not _CODE.fullmatch(entry):
+                now = f"; what is there now has '{entry} {code_hash(entry)}'" if code_hashes([entry]) else ""
+                raise StudyError(
+                    f"[limits] code: '{entry}' must be a name and a hash, \"file.py:Name HASH\" or "
+                    f'"package.module:Name HASH"; `consilium methods NAME` shows the hash{now}.'
+                )
 
-    def allows(self, method: str, network: str = "") -> bool:
-        """Whether a method may run here; code of other packages must be named, before it is imported."""
+    def allows(self, method: str) -> bool:
+        """Whether a method of the package may run here."""
         name = ALIASES.get(method, method)
-        if ":" in network and network not in self.code:
-            return False
-        if ":" in name:
-            return name in self.code
-        return name not in self.refused and (not self.methods or name in self.methods)
+        return is_code(name) or (name not in self.refused and (not self.methods or name in self.methods))
+
+    def own_code(self, tables: Mapping[str, Any]) -> dict[str, str]:
+        """The files of the code that a study names, as this hospital has them; nothing is imported.
+
+        Raises PermissionError for code that is not in `code`, or whose files have another hash by now.
+        """
+        allowed = {code_id(entry.rpartition(" ")[0]): entry.rpartition(" ") for entry in self.code}
+        files: dict[str, str] = {}
+        for name in named_code(tables):
+            if code_id(name) not in allowed:
+                raise PermissionError(f"hospital.toml does not allow the code {code_id(name)}")
+            full, _, hash = allowed[code_id(name)]
+            if code_hash(full) != hash:
+                raise PermissionError(f"the code {code_id(name)} is not what hospital.toml allows: its hash is another")
+            files[file_of(name)] = file_of(full)
+        return files
 
 
 def too_little_privacy(limits: Limits, study: Study) -> str:
@@ -99,13 +143,42 @@ def too_little_privacy(limits: Limits, study: Study) -> str:
             f"hospital.toml demands differential privacy (epsilon = {limits.epsilon or limits.total_epsilon}) and the "
             "study has none; it needs [privacy] clip and noise."
         )
-    told = study.privacy.epsilon(study.exchanges, limits.delta)
+    if study.privacy.by_patient:
+        return _too_loose(limits, study)
+    told = study.privacy.told(study.exchanges, limits.delta)
     if not limits.epsilon or told <= limits.epsilon:
         return ""
     return (
         f"hospital.toml demands ε of at most {limits.epsilon} at δ = {limits.delta}, and the study's {told:.3g} is "
         "more; it needs more [privacy] noise or fewer rounds."
     )
+
+
+def _too_loose(limits: Limits, study: Study) -> str:
+    """The same of DP-SGD. A study that names its noise instead of ε is held to the limit as it spends."""
+    privacy = study.privacy
+    if not limits.epsilon or not privacy.epsilon:
+        return ""
+    if privacy.epsilon <= limits.epsilon and privacy.delta <= limits.delta:
+        return ""
+    return (
+        f"hospital.toml demands ε of at most {limits.epsilon} at δ = {limits.delta}, and the study's is "
+        f"{privacy.epsilon} at {privacy.delta}; it needs a smaller [privacy] epsilon and delta."
+    )
+
+
+@dataclass(frozen=True)
+class Keep:
+    """`[keep]`: for how many days things that nobody uses stay; 0: for ever."""
+
+    memories: int = 0
+    releases: int = 0
+    jobs: int = 0
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if value < 0:
+                raise StudyError(f"[keep] {key} = {value}: it must be 0, for ever, or a number of days.")
 
 
 @dataclass(frozen=True)
@@ -118,6 +191,7 @@ class Hospital:
     labels: tuple[str, ...]
     device: str = "auto"
     limits: Limits = field(default_factory=Limits)
+    keep: Keep = field(default_factory=Keep)
 
     def place(self, run: str) -> Path:
         """This hospital's own folder for one run."""
@@ -129,9 +203,9 @@ class Hospital:
         method, task = tables.get("method", {}), tables.get("task", {})
         if not (isinstance(method, Mapping) and isinstance(task, Mapping)):
             raise StudyError("[method] and [task] must be sections.")
-        if not self.limits.allows(str(method.get("name", "")), str(task.get("network", ""))):
+        if not self.limits.allows(str(method.get("name", ""))):
             raise PermissionError("hospital.toml does not allow this method")
-        return make_study(tables)
+        return make_study({**tables, "code": self.limits.own_code(tables)})
 
     def on_own_device(self, study: Study) -> Study:
         return replace(study, local=replace(study.local, device=self.device))
@@ -148,26 +222,36 @@ def read_hospital(path: Path) -> Hospital:
     try:
         tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; docs/deployment.md shows how to write it.") from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror}; `consilium federation site KIT --example` writes one."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not valid TOML: {error}.") from error
-    limits = tables.pop("limits", {})
-    if not isinstance(limits, Mapping):
-        raise StudyError(f"{path}: 'limits' must be a section.")
-    hospital = fill(Hospital, tables, "hospital.toml")
     here = path.resolve().parent
+    limits, keep = tables.pop("limits", {}), tables.pop("keep", {})
+    if not (isinstance(limits, Mapping) and isinstance(keep, Mapping)):
+        raise StudyError(f"{path}: 'limits' and 'keep' must be sections.")
+    if isinstance(limits.get("code"), list):
+        limits = {**limits, "code": [_beside(here, entry) for entry in limits["code"]]}
+    hospital = fill(Hospital, tables, "hospital.toml")
     return replace(
         hospital,
         data=str(here / hospital.data),
         memory=str(here / hospital.memory),
         limits=fill(Limits, limits, "limits"),
+        keep=fill(Keep, keep, "keep"),
     )
+
+
+def _beside(folder: Path, entry: object) -> object:
+    """An entry of `[limits] code` with the full path of its file, which lies beside hospital.toml."""
+    return str(folder / entry) if isinstance(entry, str) and ".py:" in entry else entry
 
 
 def write_example(path: Path, kit: Path) -> Path:
     """An example to edit, with the kit's own name in it."""
     if path.exists():
-        raise DataError(f"{path} is there already; edit it.")
+        raise DataError(f"{path} exists already; edit it.")
     name = str(read_json(kit / "consilium.json")["name"])
     values = {"site": name, "data": f"data/{name}", "memory": "memory", "labels": ["disc", "cup"]}
     path.write_text(EXAMPLE.format(**{key: to_toml(value) for key, value in values.items()}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A real federation on NVIDIA FLARE: kits, the server, the sites, and the office that submits studies."""
+"""A real federation on NVIDIA FLARE: kits, the server, the sites, and the administrator that submits studies."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
@@ -21,7 +22,8 @@ from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
 from consilium.errors import WorkError
 from consilium.federation.cell_policy import ORIGIN, Link, address, refusal
-from consilium.federation.local_socket import SCHEME, LocalSocketDriver
+from consilium.federation.kit_settings import SCHEME
+from consilium.federation.local_socket import LocalSocketDriver
 
 IDENTITY = "__identity_name__"  # how NVIDIA FLARE calls the sender's name within a message
 OFTEN = 1000  # a refusal is logged the first time, and then every so many
@@ -30,6 +32,9 @@ EXPECTED = {  # the parameters of what is overridden: another version of NVIDIA 
     "decode": (core_cell.decode_payload, ["message", "encoding_key", "fobs_ctx"]),
     "acknowledge": (ByteStreamer._ack_handler, ["message"]),
 }
+ROLE, SERIAL = "consilium_role", "consilium_serial"  # what `connection_guard` has read on a connection's certificate
+MOST_ADMINS = 1000  # sessions that are remembered
+ADMIN_LINKS: dict[str, Link] = {}  # the connection of every administrator's cell that this server has heard
 log = logging.getLogger("consilium.refused")
 
 
@@ -50,12 +55,17 @@ class _Refusals:
             log.warning("refused from %.80r: %.200s (%d times)", peer, why, count)
 
 
+def require_parameters(expected: Mapping[str, tuple[Any, list[str]]]) -> None:
+    """End here if what is to be overridden is not what it was when the overrides were written."""
+    for what, (function, wanted) in expected.items():
+        if list(inspect.signature(function).parameters) != wanted:
+            raise WorkError(f"this version of NVIDIA FLARE has another '{what}'; consilium needs NVIDIA FLARE 2.9.")
+
+
 @functools.cache
 def guard_cells() -> None:
     """From now on every message that reaches this process is checked before NVIDIA FLARE reads it."""
-    for what, (function, wanted) in EXPECTED.items():
-        if list(inspect.signature(function).parameters) != wanted:
-            raise WorkError(f"this version of NVIDIA FLARE has another '{what}'; consilium needs NVIDIA FLARE 2.9.")
+    require_parameters(EXPECTED)
     communicator.driver_mgr.register(LocalSocketDriver)
     refusals = _Refusals()
     receive, decode, acknowledge = (function for function, _ in EXPECTED.values())
@@ -65,7 +75,10 @@ def guard_cells() -> None:
         if connection is None or isinstance(connection, NullConnection):  # to itself
             why = "" if endpoint.name == name else "no connection"
         else:
-            why = refusal(name, endpoint.name, link_of(connection), message.headers or {})
+            link = link_of(connection)
+            why = refusal(name, endpoint.name, link, message.headers or {})
+            if not why and name == "server" and not link.inside and endpoint.name.startswith("_admin_"):
+                why = _remember(endpoint.name, link)
         if why:
             refusals.note(endpoint.name, why)
             return None
@@ -91,14 +104,24 @@ def guard_cells() -> None:
     ByteStreamer._ack_handler = staticmethod(checked_acknowledge)
 
 
+def _remember(cell: str, link: Link) -> str:
+    """Who is behind an administrator's cell; why not, if another was there before."""
+    if len(ADMIN_LINKS) >= MOST_ADMINS and cell not in ADMIN_LINKS:
+        ADMIN_LINKS.pop(next(iter(ADMIN_LINKS)))
+    return "" if ADMIN_LINKS.setdefault(cell, link) == link else "another administrator's session"
+
+
 def link_of(connection: Any) -> Link:
     """How a connection was made, and whose certificate is at its other end."""
     params = connection.connector.params
-    shown = (connection.get_conn_properties() or {}).get(DriverParams.PEER_CN.value)
+    facts = connection.get_conn_properties() or {}
+    shown = facts.get(DriverParams.PEER_CN.value)
     return Link(
         inside=params.get(DriverParams.SCHEME.value) == SCHEME,
         opened_here=connection.connector.mode == Mode.ACTIVE,
         certificate=shown if isinstance(shown, str) else "",
+        role=facts.get(ROLE, ""),
+        serial=facts.get(SERIAL, 0),
     )
 
 

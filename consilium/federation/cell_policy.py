@@ -1,8 +1,8 @@
 """Which messages a process of a federation takes from which sender: everything else is refused before it is read.
 
 NVIDIA FLARE calls a process's address in its network a cell. There are five kinds: `server`, `server.JOB`, `SITE`,
-`SITE.JOB` and `_admin_…`, a session of the office. Whoever holds a certificate of the consortium can send any message
-to any of them, and the server would pass it on. This module says what a study needs; `start` puts it in force.
+`SITE.JOB` and `_admin_…`, a session of an administrator. Whoever holds a certificate of the consortium can send any
+message to any of them, and the server would pass it on. This module says what a study needs; `start` puts it in force.
 Nothing here imports NVIDIA FLARE: the rules are functions of names.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from consilium.federation.project import OFFICE
+from consilium.federation.project import ADMIN, SUBMITS, is_admin
 
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # what NVIDIA FLARE calls a job
 _ADMIN = re.compile(rf"_admin_{JOB.pattern}")
@@ -32,6 +32,7 @@ STREAM_REPLIES = ("sm__ACK", "sm__ERROR")
 OURS = "consilium."  # how the topics of our own messages begin
 AUX = "aux_communication"
 ANY = "*"
+UPLOAD = (AUX, "ObjectStreamer.Request")  # a study on its way to the server
 
 # By who receives and who sends: (channel, topic) of the requests that are taken.
 REQUESTS: Mapping[tuple[str, str], frozenset[tuple[str, str]]] = {
@@ -42,11 +43,11 @@ REQUESTS: Mapping[tuple[str, str], frozenset[tuple[str, str]]] = {
     ("server", "site"): frozenset(
         {("task", topic) for topic in ("challenge", "register", "heart_beat", "report_job_failure", "quit")}
     ),
-    ("server", "office"): frozenset(
+    ("server", "admin"): frozenset(
         {
             *(("task", "challenge"), ("task", "register"), ("hci_channel", "command")),
-            *((AUX, "ObjectStreamer.Request"), (AUX, "ObjectStreamer.Abort")),  # a study on its way to the server
-            ("download_service__", "download_service__download"),  # results on their way to the office
+            *(UPLOAD, (AUX, "ObjectStreamer.Abort")),
+            ("download_service__", "download_service__download"),  # results on their way to the administrator
         }
     ),
     ("server", "server_job"): frozenset(
@@ -58,7 +59,7 @@ REQUESTS: Mapping[tuple[str, str], frozenset[tuple[str, str]]] = {
     ("server_job", "server"): frozenset({("server_command", ANY)}),
     ("server_job", "site"): frozenset(),  # only that a job's process is not there
     ("server", "site_job"): frozenset(),  # only that it ends
-    ("office", "server"): frozenset(),
+    ("admin", "server"): frozenset(),
 }
 
 
@@ -67,8 +68,8 @@ class Address:
     """A cell's name, taken apart."""
 
     name: str
-    kind: str  # server, server_job, site, site_job, office
-    side: str  # whose it is: the server, the office, or a site by its name
+    kind: str  # server, server_job, site, site_job, admin
+    side: str  # whose it is: the server, an administrator (all under one name), or a site by its name
     job: str = ""
 
 
@@ -78,12 +79,15 @@ class Link:
 
     `inside` is the socket between the processes of one participant. `opened_here` says which side opened the
     connection. `certificate` is the name on the certificate that the other side showed; it is empty on connections
-    opened here, where the name has been compared with the server's by TLS.
+    opened here, where the name has been compared with the server's by TLS. `role` is an administrator's,
+    and `serial` the number, from the same certificate.
     """
 
     inside: bool
     opened_here: bool
     certificate: str = ""
+    role: str = ""
+    serial: int = 0
 
 
 def address(name: object) -> Address | None:
@@ -91,7 +95,7 @@ def address(name: object) -> Address | None:
     if not isinstance(name, str):
         return None
     if _ADMIN.fullmatch(name):
-        return Address(name, "office", OFFICE)
+        return Address(name, "admin", ADMIN)
     side, _, job = name.partition(".")
     if not _SITE.fullmatch(side) or (job and not JOB.fullmatch(job)) or name.endswith("."):
         return None
@@ -113,7 +117,17 @@ def refusal(own: str, peer: str, link: Link, headers: Mapping[str, Any]) -> str:
         return "an invitation to connect elsewhere"
     if origin.kind.startswith("site") and headers.get(CLIENT_NAME, origin.side) != origin.side:
         return "a name that is not the certificate's"
+    if origin.kind == "admin" and link.role != SUBMITS and UPLOAD in (_named(headers), _streamed(headers)):
+        return "a study from an administrator who only watches"
     return _unwanted(here, there, origin, destination, headers)
+
+
+def _named(headers: Mapping[str, Any]) -> tuple[Any, Any]:
+    return headers.get(CHANNEL), headers.get(TOPIC)
+
+
+def _streamed(headers: Mapping[str, Any]) -> tuple[Any, Any]:
+    return headers.get(STREAM_CHANNEL), headers.get(STREAM_TOPIC)
 
 
 def _neighbours(here: Address, there: Address, link: Link) -> bool:
@@ -121,15 +135,17 @@ def _neighbours(here: Address, there: Address, link: Link) -> bool:
         parent, child = (there, here) if link.opened_here else (here, there)
         return parent.side == child.side and not parent.job and bool(child.job)
     if here.kind == "server":
+        if there.kind == "admin":
+            return not link.opened_here and is_admin(link.certificate)
         return not link.opened_here and there.side not in ("", "server") and link.certificate == there.side
     return link.opened_here and there.kind == "server" and here.side != "server"
 
 
 def _on_the_way(here: Address, there: Address, origin: Address, destination: Address) -> bool:
-    """Sites and the office talk with the server and nobody else; a participant passes on only what is its own."""
+    """Sites and the administrator talk with the server and nobody else; each passes on only what is its own."""
     if origin.job and destination.job and origin.job != destination.job:
         return False
-    if here.kind == "office":
+    if here.kind == "admin":
         return origin.kind == "server" and destination == here
     if here.job:
         return destination == here and (here.side == "server" or origin.side in ("server", here.side))
@@ -138,7 +154,7 @@ def _on_the_way(here: Address, there: Address, origin: Address, destination: Add
         return origin == there and (destination.side in (here.side, "server") or to_site)
     if here.kind == "site":
         return origin.side == "server" and destination.side == here.side
-    if there.kind == "office":
+    if there.kind == "admin":
         return origin == there and destination == here
     return origin.side == there.side and destination.side == "server"
 
@@ -148,7 +164,7 @@ def _unwanted(here: Address, there: Address, origin: Address, destination: Addre
     if pair not in REQUESTS and pair[::-1] not in REQUESTS:
         return "two kinds of processes that have nothing to say to each other"
     from_site = origin.kind.startswith("site") and destination.side == "server"
-    kind, channel, topic = headers.get(TYPE), headers.get(CHANNEL), headers.get(TOPIC)
+    kind, (channel, topic) = headers.get(TYPE), _named(headers)
     if kind == "return":
         returned = headers.get(RETURNED)
         meant = address(returned.get(DESTINATION)) if isinstance(returned, Mapping) else None
@@ -167,7 +183,7 @@ def _unwanted(here: Address, there: Address, origin: Address, destination: Addre
     if channel == STREAM:
         if topic != DATA:
             return f"the request {channel}/{topic}"
-        channel, topic = headers.get(STREAM_CHANNEL), headers.get(STREAM_TOPIC)
+        channel, topic = _streamed(headers)
         if channel == ANSWERS:
             return ""
     if (channel, topic) == ("cellnet.channel", "bye"):

@@ -1,4 +1,4 @@
-"""What the office fetches from the server: every name the server sends is checked, and all stays in one folder."""
+"""What the administrator fetches from the server: every name is checked, and all stays in one folder."""
 
 from __future__ import annotations
 

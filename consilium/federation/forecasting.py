@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from consilium.errors import StudyError
-from consilium.method import Maybe, timeline
+from consilium.method import Maybe
 from consilium.site import Roster, SiteCard
 from consilium.study import Study
-from consilium.tree import flatten
+from consilium.timeline import timeline
+from consilium.tree import Packet, flatten
 from consilium.weights import Weights
+from consilium.wires import held
+from consilium.wires.flare import PART
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Exchange:
     counts: bool
     down: int
     up: int
+    spool: int  # of all sites, at the server: orders that differ, and replies
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Forecast:
     release: int
     scorings: int
     sites: int
+    state: int  # of the server, after the last round
 
     @property
     def down(self) -> int:
@@ -58,8 +63,15 @@ class Forecast:
                 f"{seconds:.1f} s at {mbit:g} Mbit/s"
             )
         largest = max((exchange.down + exchange.up for exchange in self.exchanges), default=0)
-        both = f"{size_text(largest)} at a site, {size_text(largest * self.sites)} at the server"
-        yield f"memory for messages: at most {both}"
+        message = max((max(exchange.down, exchange.up) for exchange in self.exchanges), default=0)
+        spool = max((exchange.spool for exchange in self.exchanges), default=0)
+        flying = self.sites * min(message, PART)
+        yield f"memory for messages at a site: at most {size_text(largest)}"
+        yield (
+            f"at the server: at most {size_text(spool)} of messages, in files of its run folder (spool); in memory the "
+            f"parts under way, {size_text(flying)} if all sites send at once, a few times over while the engine copies "
+            f"them; its state is {size_text(self.state)}, in files too, of which a merge holds new models in memory"
+        )
         scoring = self.release * self.scorings
         yield f"scores: {self.scorings} times a release of {size_text(self.release)} down per site"
         total = self.down + self.up + scoring
@@ -83,26 +95,38 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
     roster = roster_of(study, sites, known)
     card = next(iter(roster.values()))
     method, task = study.method, study.task
+    halved = study.plan.transport != "exact"
+
+    def travelling(packet: Packet) -> int:
+        """As the journal counts it; what is saved by packing is not known before."""
+        floats = sum(tensor.nbytes for tensor in packet.tensors.values() if tensor.dtype == torch.float32)
+        return packet.nbytes() - halved * floats // 2
+
     server = method.start(task, roster)
     exchanges = []
+    spool = 0
     scorings = 2  # the best state and the last, in full
     for phase, round in timeline(method, study.plan.rounds, study.plan.score_every):
         order = method.send(server, card, round)
         up = 0
         if order is not None:
-            up = flatten(_usual(method.blank(task, roster, card, round), order)).nbytes()
-        exchanges.append(Exchange(phase.name, phase.counts, flatten(order).nbytes() if order is not None else 0, up))
+            up = travelling(flatten(_usual(method.blank(task, roster, card, round), order)))
+        down = travelling(flatten(order)) if order is not None else 0
         if round.step == 0 or round.step + 1 == phase.rounds:
             orders = {other: method.send(server, roster[other], round) for other in roster}
+            different, _ = held.shared({other: flatten(got) for other, got in orders.items() if got is not None})
+            spool = sum(map(travelling, {id(packet): packet for packet in different.values()}.values()))
+            spool += up * len(different)
             replies = {
                 other: _ones(_usual(method.blank(task, roster, roster[other], round), got))
                 for other, got in orders.items()
                 if got is not None
             }
             server = method.merge(server, replies, round)
+        exchanges.append(Exchange(phase.name, phase.counts, down, up, spool))
         scorings += int(round.scored)
-    release = flatten(method.release(server, card)).nbytes()
-    return Forecast(tuple(exchanges), release, scorings, len(roster))
+    release = travelling(flatten(method.release(server, card)))
+    return Forecast(tuple(exchanges), release, scorings, len(roster), flatten(server).nbytes())
 
 
 def _usual(blank: Any, order: Any) -> Any:
@@ -112,8 +136,16 @@ def _usual(blank: Any, order: Any) -> Any:
         for name, part in vars(blank).items()
         if isinstance(part, Maybe)
     }
-    numbers = {name: 1 / 3 for name, part in vars(blank).items() if isinstance(part, float)}  # with all their digits
-    return dataclasses.replace(blank, **sent, **numbers)
+    return _with_digits(dataclasses.replace(blank, **sent))
+
+
+def _with_digits(part: Any) -> Any:
+    """A message whose numbers have all their digits, as measured ones have."""
+    if dataclasses.is_dataclass(part) and not isinstance(part, type) and not isinstance(part, Weights):
+        return dataclasses.replace(part, **{name: _with_digits(value) for name, value in vars(part).items()})
+    if isinstance(part, tuple):
+        return tuple(map(_with_digits, part))
+    return 1 / 3 if isinstance(part, float) else part
 
 
 def _ones(part: Any) -> Any:
@@ -128,7 +160,7 @@ def _ones(part: Any) -> Any:
         return {key: _ones(value) for key, value in part.items()}
     if isinstance(part, tuple):
         return tuple(map(_ones, part))
-    return 1 if type(part) is int else part
+    return 1 if isinstance(part, int) and not isinstance(part, bool) else part
 
 
 def roster_of(study: Study, sites: int | None = None, known: Sequence[str] = ()) -> Roster:
@@ -145,7 +177,7 @@ def _names(study: Study, sites: int | None, known: Sequence[str]) -> tuple[str, 
     members = tuple(name for name in names if name not in study.plan.leave_out)
     if not members:
         raise StudyError(
-            "the study names no sites, and neither a folder of them nor the office's kit is here; say how many with "
+            "the study names no sites, and neither a folder of them nor an admin kit is here; say how many with "
             "--sites, or name the kit with --kit."
         )
     return members

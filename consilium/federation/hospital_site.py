@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
 
-from consilium import tree
+from consilium import packet_files, tree
 from consilium.errors import StudyError
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import Hospital
-from consilium.machine import pick_device
+from consilium.machine import machine_memory, pick_device
 from consilium.messages import Request
+from consilium.plan import Plan
 from consilium.policy import HospitalPolicy, Refused, now, read_key
-from consilium.site_service import Opened, SiteService, write_error
+from consilium.site_service import OpenedStudy, SiteService, write_error
+from consilium.transport import packed, unpacked
 from consilium.tree import Packet, PacketError
 from consilium.wires import held
-from consilium.wires.flare import Answer, Body, Ordered
+from consilium.wires.flare import Body, FlareAnswer, OrderHead
 
 
 class HospitalSite:
     """One hospital in one run."""
 
-    def __init__(self, hospital: Hospital, kit: str, text: str) -> None:
-        """`kit` is the name on the certificate, `text` the study as it was submitted."""
+    def __init__(
+        self,
+        hospital: Hospital,
+        kit: str,
+        text: str,
+        check_release: Callable[[Request, Packet], None] = lambda request, packet: None,
+    ) -> None:
+        """`kit` is the name on the certificate, `text` the study as it was submitted.
+
+        `check_release` refuses a release that the server has not signed.
+        """
         self.hospital, self.kit, self.text = hospital, kit, text
         memory = Path(hospital.memory)
         key = read_key(memory / "key")
+        self._plan = Plan()  # of the study, once it is read
         self._held: dict[str, dict[str, Tensor]] = {}  # by what was asked: the last packet's tensors, by content
         self._errors = memory / "errors.log"
         self.service = SiteService(
@@ -35,32 +48,37 @@ class HospitalSite:
             place=hospital.place,
             policy=lambda study: HospitalPolicy(hospital.limits, hospital.labels, key, memory),
             errors=lambda: self._errors,
+            check_release=check_release,
             hospital=True,
         )
 
-    def read(self, text: object) -> Ordered | None:
+    def read(self, text: object) -> OrderHead | None:
         """The site's door: what the server asks, or None if it is nothing that can be asked; its log says why."""
         try:
             if isinstance(text, str):
-                return tree.from_text(text, Ordered)
+                return tree.from_text(text, OrderHead)
             why = "a request that is no text"
         except PacketError as error:
             why = str(error)
         write_error(f"{now()} a request was refused at the door: {why}\n", self._errors, private=True)
         return None
 
-    def answer(self, request: Request, body: Body) -> Answer:
+    def answer(self, request: Request, body: Body) -> FlareAnswer:
         """Do what is asked, or say in one word why not."""
         found = self.service.answer(request, lambda: self._order(request, body))
         try:
-            return Answer(found.head, b"" if found.packet is None else tree.to_bytes(found.packet))
+            return FlareAnswer(found.head, b"" if found.packet is None else self._bytes(found.packet))
         except Exception as error:
-            return Answer(self.service.failed(error, request).head)
+            return FlareAnswer(self.service.failed(error, request).head)
 
-    def _open(self) -> Opened:
+    def _bytes(self, packet: Packet) -> bytes:
+        return packet_files.to_bytes(packed(packet, self._plan.transport, self._plan.compress))
+
+    def _open(self) -> OpenedStudy:
         """The study and the hospital's own data, if the hospital takes part."""
         hospital = self.hospital
         study = hospital.study(self.text)
+        self._plan = study.plan
         federation = hospital.federation(study.facts)
         if not self.kit == hospital.site == next(iter(federation.sites)):
             named = f"kit {self.kit}, hospital.toml {hospital.site}, site.toml {next(iter(federation.sites))}"
@@ -69,7 +87,7 @@ class HospitalSite:
             pick_device(hospital.device, 0)
         except StudyError as error:
             raise Refused("device", str(error)) from error
-        return Opened(hospital.on_own_device(study), federation, study.hash)
+        return OpenedStudy(hospital.on_own_device(study), federation, study.hash)
 
     def _order(self, request: Request, body: Body) -> Packet:
         """What was sent, with what was left out because it is here; tensors stay in their files."""
@@ -78,6 +96,11 @@ class HospitalSite:
         path = place / "order.safetensors"
         write_bytes(body, path, private=True)
         here = {name: tensor for part in self._held.values() for name, tensor in part.items()}
-        packet = held.completed(tree.read(path), request.tensors, here)
+        sent = packet_files.read(path)
+        if self._plan.compress or self._plan.transport != "exact":
+            sent = unpacked(
+                sent, (self.hospital.limits.memory_bytes or machine_memory()) // 4
+            )  # it is there up to four times
+        packet = held.completed(sent, request.tensors, here)
         self._held[request.do] = {request.tensors[name]: tensor for name, tensor in packet.tensors.items()}
         return packet

@@ -1,7 +1,7 @@
 """The files of a job: two fixed documents and a study. A job with anything else is not run.
 
 NVIDIA FLARE builds whatever classes a job's documents name, with whatever arguments, and puts a job's code folder on
-the path. Here a job says nothing but which study to run, and the office has signed it.
+the path. Here a job says nothing but which study to run, and the administrator has signed it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from pathlib import Path
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
-from consilium.federation.project import OFFICE
+from consilium.errors import DataError
+from consilium.federation.certificates import ROOT, read_revoked, shown
+from consilium.federation.kit_settings import SERVER_CLASS, SITE_CLASS
+from consilium.federation.project import SUBMITS, is_admin
 
-SERVER_CLASS = "consilium.federation.server_entry.ServerJob"
-SITE_CLASS = "consilium.federation.site_entry.SiteJob"
 STUDY = "study.toml"
 SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)  # in every folder of a job
 LARGEST_STUDY = 1 << 20  # bytes
@@ -39,8 +40,8 @@ def write_app(folder: Path, study: str) -> None:
     (config / STUDY).write_text(study, encoding="utf-8")
 
 
-def fault(app: Path, authority: Path) -> str:
-    """Why the files in `app` are not those of a study's job; empty if they are. `authority` is its certificate."""
+def fault(app: Path, kit: Path) -> str:
+    """Why the files in `app` are not those of a study's job, to the participant with this kit; empty if they are."""
     found = {path.relative_to(app).as_posix(): path for path in app.rglob("*")}
     strange = [name for name, path in found.items() if path.is_symlink() or not (path.is_file() or name == "config")]
     files = {name: path for name, path in found.items() if path.is_file() and path.name not in SIGNATURE}
@@ -53,10 +54,17 @@ def fault(app: Path, authority: Path) -> str:
             return f"{name} is not the document of this version of consilium"
     if files[f"config/{STUDY}"].stat().st_size > LARGEST_STUDY:
         return f"{STUDY} is larger than {LARGEST_STUDY} bytes"
-    valid, signers = verify_folder_signature_and_get_signers(str(app), str(authority))
-    return "" if valid and {signer[0] for signer in signers} == {OFFICE} else "the office has not signed this job"
+    valid, signers = verify_folder_signature_and_get_signers(str(app), str(kit / ROOT))
+    if not valid or not signers or not all(is_admin(name) and role == SUBMITS for name, _, role in signers):
+        return "the administrator has not signed this job"
+    return _revoked(app, kit)
 
 
-def authority_of(kit: Path) -> Path:
-    """The certificate of the authority that made a kit."""
-    return kit / "startup" / "rootCA.pem"
+def _revoked(app: Path, kit: Path) -> str:
+    try:
+        gone = read_revoked(kit).serials
+    except DataError as error:
+        return str(error)
+    used = [shown(path.read_bytes()) for path in app.rglob(NVFLARE_SUBMITTER_CRT_FILE)]
+    names = sorted({one.name for one in used if one.serial in gone})
+    return f"the certificate of {', '.join(names)}, who signed this job, was revoked" if names else ""

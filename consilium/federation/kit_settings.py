@@ -10,18 +10,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-from consilium.federation.job_files import SERVER_CLASS, SITE_CLASS
-from consilium.federation.local_socket import FOLDER, SCHEME
+from consilium.federation.project import ROLES
 from consilium.files import write_json
 
+SERVER_CLASS = "consilium.federation.server_entry.ServerJob"
+SITE_CLASS = "consilium.federation.site_entry.SiteJob"
+SCHEME = "unix"  # of the connection between a participant's processes
+FOLDER = "folder"  # the setting that says where its socket may be
 LARGEST_MESSAGE = 64 << 20  # bytes of one message in memory; ours travel in parts of 16 MB
-RIGHTS = {  # of the office, everywhere: studies and nothing else; no code in jobs, no commands on other machines
+LARGEST_FRAME = (2 << 30) - (2 << 20)  # bytes; as NVIDIA FLARE sets it where nothing else is said
+MOST = 100_000  # sites; who may take part is a matter of certificates
+WATCHING = ("download_job", "view", "app_command")  # the one app command there is reads a journal
+SUBMITTING = ("submit_job", "clone_job", "manage_job")
+NOBODY = ("operate", "shell_commands", "byoc", "server-predeployed-flwr")
+RIGHTS = {  # of administrators, everywhere: studies and nothing else; no code in jobs, no commands on other machines
     "format_version": "1.0",
     "permissions": {
-        "project_admin": {
-            **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "app_command"), "any"),
-            **dict.fromkeys(("operate", "shell_commands", "byoc", "server-predeployed-flwr"), "none"),
-        }
+        ROLES["submit"]: {**dict.fromkeys((*SUBMITTING, *WATCHING), "any"), **dict.fromkeys(NOBODY, "none")},
+        ROLES["watch"]: {**dict.fromkeys(WATCHING, "any"), **dict.fromkeys((*SUBMITTING, *NOBODY), "none")},
     },
 }
 LAUNCHERS = "consilium.federation.launchers"
@@ -30,10 +36,10 @@ SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh", "docker.sh", "fl_admin.sh")
 
 
 def close_kit(kit: Path, kind: str) -> None:
-    """Our settings in place of NVIDIA FLARE's defaults; `kind` is server, site or office."""
+    """Our settings in place of NVIDIA FLARE's defaults; `kind` is server, site or admin."""
     for script in SCRIPTS:
         (kit / "startup" / script).unlink(missing_ok=True)
-    if kind == "office":
+    if kind == "admin":
         return
     path = kit / "local" / "resources.json"
     source = path if path.exists() else path.with_name("resources.json.default")
@@ -55,6 +61,7 @@ def close_kit(kit: Path, kind: str) -> None:
 
 def _set_server(settings: dict[str, Any], parts: dict[str, Any], kit: Path) -> None:
     settings["servers"][0]["heart_beat_timeout"] = 60
+    settings["servers"][0]["max_num_clients"] = MOST
     settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
     parts["job_manager"]["args"]["uri_root"] = str(kit / "jobs")
     parts["job_scheduler"]["args"] = {
@@ -73,6 +80,10 @@ def _communication(kit: Path) -> dict[str, Any]:
         "max_message_size": LARGEST_MESSAGE,
         "streaming_max_blob_size": LARGEST_MESSAGE,
         "internal": {"scheme": SCHEME, "resources": {FOLDER: str(kit.resolve())}},
+        "grpc": {  # a thread per connection, made when it is needed; NVIDIA FLARE's default ends at 100 sites
+            "max_workers": MOST,
+            "options": [[f"grpc.max_{way}_message_length", LARGEST_FRAME] for way in ("send", "receive")],
+        },
     }
 
 

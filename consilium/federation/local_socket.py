@@ -20,8 +20,8 @@ from nvflare.fuel.f3.drivers.base_driver import BaseDriver
 from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
 from nvflare.fuel.f3.drivers.socket_conn import ConnectionHandler, SocketConnection
 
-SCHEME = "unix"
-FOLDER = "folder"  # the setting that says where the socket may be
+from consilium.federation.kit_settings import FOLDER, SCHEME
+
 LONGEST = 100  # bytes; systems allow 104 to 108 in a socket's name
 
 

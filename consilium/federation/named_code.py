@@ -8,28 +8,30 @@ from collections.abc import Collection
 from pathlib import Path
 
 from consilium.errors import StudyError
-from consilium.study import Study, load_study
-
-ALLOWED = "CONSILIUM_SERVER_CODE"  # the variable that carries the names to a job's process
+from consilium.extensions import code_id, file_of, named_code
+from consilium.federation.places import ALLOWED
+from consilium.study import Study
+from consilium.study_reading import make_study
 
 
 def allowed_code() -> list[str]:
     """What `consilium federation server --code` named."""
-    return os.environ.get(ALLOWED, "").split()
+    return os.environ.get(ALLOWED, "").splitlines()
 
 
 def read_submitted(path: Path, allowed: Collection[str]) -> Study:
-    """A study that the office has submitted; nothing it names is imported before this has looked at the names."""
+    """A study that the administrator has submitted; nothing it names is imported before its names were checked."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"the study is not valid TOML: {error}.") from error
-    for section, key in (("method", "name"), ("task", "network")):
-        table = tables.get(section, {})
-        name = str(table.get(key, "")) if isinstance(table, dict) else ""
-        if ":" in name and name not in allowed:
+    own = {code_id(name): name for name in allowed}
+    files = {}
+    for name in named_code(tables):
+        if code_id(name) not in own:
             raise StudyError(
-                f"[{section}] {key} = '{name}' is code of another package, which this server does not run; its owner "
-                f"allows it with `consilium federation server --code {name}`."
+                f"the study names {name}, which is not the project's own code and does not run on this server; its "
+                f"owner allows it with `consilium federation server --code {name}`."
             )
-    return load_study(path)
+        files[file_of(name)] = file_of(own[code_id(name)])
+    return make_study({**tables, "code": files}, path.parent)  # this server's own files, whatever the study says

@@ -11,9 +11,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
-from consilium.wires.flare import Body
-
-PART = 16 << 20  # bytes; an engine's message takes several times as much while it is on its way
+from consilium.wires.flare import PART, Body
 
 # NVIDIA FLARE 2.9 writes all bytes of a message that arrives out as text, for a line of its debug log that is then not
 # kept: 0.2 s and three times the memory per part. A short text does as well.

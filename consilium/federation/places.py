@@ -1,8 +1,14 @@
-"""Where things are in a server's kit."""
+"""Where things are in a kit, and the variables that tell a participant's processes about them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+ALLOWED = "CONSILIUM_SERVER_CODE"  # the variable that carries the names of allowed code to a job's process
+EVENTS = "events.jsonl"  # what happened to a participant, one JSON object per line
+OUTPUT = "process.log"  # what its process prints
+STANDING = "consilium_standing"  # the table about sites in the server's answer to `status`
+CONNECTED = "connections.json"  # whom it is connected with now
 
 
 def runs_of(kit: Path) -> Path:

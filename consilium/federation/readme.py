@@ -13,11 +13,18 @@ Start it, and keep it running, with
     consilium federation server {kit}
 
 """,
-    "office": """\
-The kit of the office, which submits studies and fetches results:
+    "submit": """\
+The kit of the administrator '{name}', who submits studies and fetches results:
 
     consilium federation status --kit {kit}
     consilium federation submit STUDY.toml --kit {kit}
+
+""",
+    "watch": """\
+The kit of the administrator '{name}', who watches studies and fetches results, and cannot submit or stop them:
+
+    consilium federation status --kit {kit}
+    consilium federation log JOB --kit {kit}
 
 """,
     "site": """\
@@ -36,8 +43,8 @@ The `.key` file is private. Whoever has it can act as '{name}'.
 """
 
 
-def write_readme(kit: Path, name: str) -> None:
-    """Replace the readme of a kit that was just made; `name` is `server`, `office` or the site's."""
-    text = _TEXTS.get(name, _TEXTS["site"]) + _END
+def write_readme(kit: Path, name: str, role: str) -> None:
+    """Replace the readme of a kit that was just made; `role` is server, site, submit or watch."""
+    text = _TEXTS[role] + _END
     (kit / "startup" / "readme.txt").unlink(missing_ok=True)
-    (kit / "readme.txt").write_text(text.format(kit=kit.name, name=name), encoding="utf-8")
+    (kit / "readme.txt").write_text(text.format(kit=name, name=name), encoding="utf-8")

@@ -22,6 +22,7 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.utils.job_utils import get_event_job_id
 
 from consilium.errors import RunError
+from consilium.federation.cell_policy import address
 from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
 from consilium.files import read_json, write_json
 
@@ -31,7 +32,8 @@ KEPT = (
     *(JobMetaKey.DATA_STORAGE_FORMAT, JobMetaKey.STUDY),
     *(JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE),
 )
-OUTCOME, FOLLOWED_BY = "consilium_outcome", "consilium_followed_by"  # what the office reads of a job
+OUTCOME, FOLLOWED_BY = "consilium_outcome", "consilium_followed_by"  # what the administrator reads of a job
+AGAIN = "consilium_again"  # of a job: make a new run of the study, though there is one
 NO_RESUME = "CONSILIUM_NO_RESUME"  # set: a person resumes runs whose server died
 CRASHES = 3  # in a row, without a round between them, after which a person has to look
 RECONNECT = 90.0  # seconds for the sites to connect again to a server that was started again
@@ -58,11 +60,11 @@ class Returning(FLComponent):  # type: ignore[misc]
         """
         engine = fl_ctx.get_engine()
         kit = _kit(fl_ctx)
-        sites = set(read_json(kit / "consilium.json")["sites"])
         for job, process in list(engine.run_processes.items()):
             started = process.get(RunProcessKey.PARTICIPANTS) or {}
             for token, client in list(engine.client_manager.clients.items()):
-                if token not in started and client.name in sites:
+                named = address(client.name)
+                if token not in started and named is not None and named.kind == "site":
                     (returned_folder(kit, job) / client.name).touch()
 
     def _started(self, fl_ctx: FLContext) -> None:
@@ -81,7 +83,7 @@ class Returning(FLComponent):  # type: ignore[misc]
 
     def _over(self, job: str, fl_ctx: FLContext) -> None:
         mark = again_mark(_kit(fl_ctx), job)
-        outcome = _outcome(_kit(fl_ctx), job)
+        outcome = read_outcome(_kit(fl_ctx), job)
         if mark.exists():
             self._go_on(job, fl_ctx)
             mark.unlink()
@@ -129,10 +131,10 @@ def died(kit: Path, job: str, before: str) -> dict[str, Any]:
 
     `before` is the job that this one followed, or empty.
     """
-    outcome = _outcome(kit, job)
+    outcome = read_outcome(kit, job)
     run = str(outcome.get("run", ""))
     rounds = _rounds(runs_of(kit) / run / "journal.jsonl") if run else 0
-    last = _outcome(kit, before) if before else {}
+    last = read_outcome(kit, before) if before else {}
     stuck = last.get("state") == "crashed" and last.get("rounds") == rounds
     crashes = int(last.get("crashes", 0)) + 1 if stuck else 1
     again = crashes < CRASHES and not os.environ.get(NO_RESUME)
@@ -171,7 +173,8 @@ def tolerate_failed_sites() -> None:
     FederatedServer.process_job_failure = ended
 
 
-def _outcome(kit: Path, job: str) -> dict[str, Any]:
+def read_outcome(kit: Path, job: str) -> dict[str, Any]:
+    """How a job ended, as it wrote it down; empty if it has not."""
     with contextlib.suppress(RunError):
         found: dict[str, Any] = read_json(outcome_path(kit, job))
         return found

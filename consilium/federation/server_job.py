@@ -17,31 +17,38 @@ from typing import Any
 
 import torch
 from nvflare.apis.controller_spec import ClientTask
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from consilium import engine, tree
 from consilium.errors import RunError, UserError, WorkError
+from consilium.extensions import code_hashes
 from consilium.federation.job_files import STUDY
 from consilium.federation.named_code import allowed_code, read_submitted
 from consilium.federation.parts import confirmed, cut, follows, is_part
 from consilium.federation.places import again_mark, outcome_path, returned_folder, runs_of
+from consilium.federation.returning import AGAIN, read_outcome
+from consilium.federation.signed_releases import signer
 from consilium.files import make_folder, write_json
 from consilium.messages import Request
 from consilium.run_folder import RunFolder
+from consilium.run_origin import differences
+from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.flare import (
     ANSWER,
     ORDER,
     ROLL_CALL,
-    Answer,
     Body,
+    FlareAnswer,
     FlareWire,
-    GoOn,
-    Ordered,
+    JobLink,
+    OrderHead,
+    RestartJob,
     mapped,
     patience,
     read_answer,
@@ -61,11 +68,11 @@ class _Order:
     done: threading.Event = field(default_factory=threading.Event)
     given_up: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)  # a part may come twice at the same time
-    answer: Answer = field(default_factory=lambda: Answer.of("late"))
+    answer: FlareAnswer = field(default_factory=lambda: FlareAnswer.of("late"))
     failure: OSError | None = None
 
 
-class _Line:
+class _FlareLink:
     """The sites of this job.
 
     Every part of an order is sent until the site confirms it; the answer comes as messages of their own, which the site
@@ -85,15 +92,15 @@ class _Line:
         self._heard: set[SiteName] = set()
         self._engine.register_aux_message_handler(ANSWER, self._receive)
 
-    def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> Answer:
+    def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> FlareAnswer:
         if site in self._silent and not self._send(site, Shareable(), KNOCK):
-            return Answer.of("away")  # it was waited for once; its return is noticed elsewhere
+            return FlareAnswer.of("away")  # it was waited for once; its return is noticed elsewhere
         end = time.monotonic() + seconds
         name = secrets.token_hex(16)
         self._spool.mkdir(parents=True, exist_ok=True)
         order = self._orders[name] = _Order(site, room, self._spool / name)
         try:
-            parts = cut(name, body, {"request": tree.to_text(Ordered(name, seconds, request))})
+            parts = cut(name, body, {"request": tree.to_text(OrderHead(name, seconds, request))})
             # at roll call its process is only just starting
             silence = max(self._silence, ROLL_CALL) if request.do == "card" else self._silence
             if all(self._hand_over(order, part, end, silence) for part in parts):
@@ -116,7 +123,7 @@ class _Line:
                 if self._send(order.site, Shareable(), KNOCK):
                     alive = now
             if now - alive > silence:
-                order.answer = Answer.of("silent")
+                order.answer = FlareAnswer.of("silent")
                 return
 
     def _over(self, order: _Order, end: float) -> bool:
@@ -127,7 +134,7 @@ class _Line:
         site, since = order.site, time.monotonic()
         while (left := end - time.monotonic()) > 0 and not self._over(order, end):
             if time.monotonic() - since > silence + patience(len(part["body"])):
-                order.answer = Answer.of("silent")
+                order.answer = FlareAnswer.of("silent")
                 return False
             if site not in self._up:
                 if self._send(site, Shareable(), KNOCK):
@@ -165,7 +172,7 @@ class _Line:
     def _take(self, name: str, order: _Order, message: Shareable) -> bool:
         """Whether a part of an answer is held; parts come in order, and the file grows with them."""
         if not is_part(message, order.room):
-            order.answer = Answer.of("size" if is_part(message, sys.maxsize) else "damaged")
+            order.answer = FlareAnswer.of("size" if is_part(message, sys.maxsize) else "damaged")
         else:
             try:
                 with order.path.open("ab") as file:
@@ -181,7 +188,7 @@ class _Line:
                     return True
                 body = mapped(order.path)
                 whole = len(body) == message["of"]
-                order.answer = read_answer(message["head"], body) if whole else Answer.of("damaged")
+                order.answer = read_answer(message["head"], body) if whole else FlareAnswer.of("damaged")
         self._answered.append(name)
         order.done.set()
         return True
@@ -210,20 +217,58 @@ class _Line:
 
 
 def _journal(topic: str, asked: Mapping[str, Any], fl_ctx: FLContext, folder: RunFolder) -> dict[str, Any]:
-    """For the office: the journal's events from number `after` on."""
+    """For the administrator: the journal's events from number `after` on."""
     events = folder.events()
     return {"run": folder.path.name, "events": events[int((asked or {}).get("after", 0)) :]}
 
 
 def _lacking(folder: RunFolder, job: str) -> str:
-    """What a finished run lacks, in a sentence; empty if nothing."""
-    sites = ", ".join(folder.lacking)
-    if not sites:
-        return ""
-    return (
-        f"the run ended without the last scores of {sites}, or without delivering the model there; when they are "
-        f"connected, `consilium federation resume {job}` asks them again."
-    )
+    """What a finished run lacks, in sentences; empty if nothing."""
+    out = folder.summary().get("left_out", {})
+    said = [f"site '{site}' was left out: {why}." for site, why in sorted(out.items())]
+    if sites := [name for name in folder.lacking if name not in out]:
+        said.append(
+            f"the run ended without the last scores of {', '.join(sites)}, or without delivering the model there; when "
+            f"they are connected, `consilium federation resume {job}` asks them again."
+        )
+    return " ".join(said)
+
+
+def choose_run(study: Study, runs: Path, before: str, again: bool) -> Path:
+    """The folder of a job's run: that of the job it follows, else the study's last, else a new one.
+
+    Args:
+        study: as it was submitted.
+        runs: where the server's runs are.
+        before: the run of the job that this one follows; empty if it follows none.
+        again: make a new run, though there is one.
+    """
+    if before:
+        return runs / before
+    made = RunFolder.attempts(study, runs)
+    begun = [path for path in made if RunFolder(path, study).begun]
+    if again and begun == made:
+        return RunFolder.path_of(study, runs, len(made) + 1)
+    return made[-1] if made else RunFolder.path_of(study, runs)
+
+
+def check_finished(study: Study, folder: RunFolder, line: JobLink) -> str:
+    """What to say of a finished study that was submitted once more; an error if data or plug-ins are others now."""
+    wire = FlareWire(study, folder, line)
+    try:
+        roll = wire.roll_call()
+    finally:
+        wire.close()
+    again = "`consilium federation submit STUDY.toml --again`"
+    now = {"sites": wire.before()["sites"], "plugins": code_hashes(study.plugins)}
+    changed = [f"site '{site}': {why}" for site, why in sorted(roll.left_out.items())]
+    changed += differences(folder.path, now)  # of the sites, the roll call has said it
+    if changed:
+        raise RunError(
+            f"the run {folder.path.name} of this study is finished and was made from something else: "
+            f"{'; '.join(changed)}. Train it again with {again}, or restore what changed."
+        )
+    return f"this study was finished already, as {folder.path.name}, and was not trained again; {again} does that."
 
 
 def _wait_for(folder: RunFolder, seconds: float = 60.0) -> None:
@@ -265,28 +310,37 @@ class ServerJob(Controller):  # type: ignore[misc]
             write_json(refused, results / "outcome.json")
             self.system_panic(str(error), fl_ctx)
             return
-        folder = RunFolder.create(study, runs_of(kit))
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        follows = str(meta.get(JobMetaKey.CLONED_FROM.value) or "")
+        before = str(read_outcome(kit, follows).get("run", "")) if follows else ""
+        folder = RunFolder.create_at(choose_run(study, runs_of(kit), before, bool(meta.get(AGAIN))), study)
         fl_ctx.get_engine().register_app_command("journal", _journal, folder)
         outcome: dict[str, Any] = {"job": job, "run": folder.path.name, "state": "running", "said": ""}
         write_json(outcome, outcome_path(kit, job))
         try:
             _wait_for(folder)
+            line = _FlareLink(fl_ctx, kit, abort_signal, folder.path / "spool", study.plan.silence)
+            said = ""
             if not folder.finished or folder.lacking:
-                line = _Line(fl_ctx, kit, abort_signal, folder.path / "spool", study.plan.silence)
-                engine.run(study, FlareWire(study, folder, line), folder)
-            outcome |= {"state": "finished", "said": _lacking(folder, job)}
-        except GoOn as back:
+                engine.run(study, FlareWire(study, folder, line, signer(kit)), folder)
+            elif not follows:
+                said = check_finished(study, folder, line)
+            outcome |= {"state": "finished", "said": said or _lacking(folder, job)}
+        except RestartJob as back:
             folder.note("going on", sites=back.sites, said=f"{back} came back; the run goes on as a new job")
             again_mark(kit, job).touch()
             outcome |= {"state": "going on", "said": f"{back} came back"}
         except (UserError, WorkError) as error:
             said = str(error).replace(f"consilium resume {folder.path}", f"consilium federation resume {job}")
+            said = said.replace("consilium run STUDY.toml --again", "consilium federation submit STUDY.toml --again")
             outcome |= {"state": "stopped", "said": said}
             self.system_panic(said, fl_ctx)
         finally:
             if outcome["state"] == "running":
                 outcome |= {"state": "failed", "said": "the server's own log says why"}
-            with contextlib.suppress(OSError):  # a full disk; the office says what to do where there are no results
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk; the administrator says what to do where there are no results
                 write_json(outcome, outcome_path(kit, job))
                 _hand_out(folder, Path(workspace.get_run_dir(job)) / "results", outcome)
 

@@ -21,23 +21,29 @@ from nvflare.apis.signal import Signal
 from consilium import tree
 from consilium.federation.hospital_site import HospitalSite
 from consilium.federation.parts import Assembly, confirmed, cut, is_part
+from consilium.federation.signed_releases import checker
 from consilium.hospital import hospital_path, read_hospital
 from consilium.policy import now
 from consilium.site_service import write_error
-from consilium.wires.flare import ANSWER, ORDER, Answer, Body, patience
+from consilium.wires.flare import ANSWER, ORDER, Body, FlareAnswer, patience
 
 IDLE = 10.0  # seconds after which a site that has nothing to do says so: the server may have given it up
 
 
-def open_hospital(settings: Path, kit: str, study: Path) -> HospitalSite | None:
-    """This hospital in a job. None if it cannot be opened: its own log says why, and the server is told that much."""
+def open_hospital(settings: Path, kit: Path, name: str, study: Path) -> HospitalSite | None:
+    """This hospital in a job; `name` is that on its certificate.
+
+    None if it cannot be opened: its own log says why, and the server is told that much.
+    """
     try:
         hospital = read_hospital(settings)
     except Exception:
         traceback.print_exc()  # in process.log of the kit: without settings there is no other place
         return None
     try:
-        return HospitalSite(hospital, kit, study.read_text(encoding="utf-8"))
+        site = HospitalSite(hospital, name, study.read_text(encoding="utf-8"))
+        site.service.check_release = checker(kit, name)
+        return site
     except Exception:
         text = f"{now()} this site could not be opened\n{traceback.format_exc()}\n"
         write_error(text, Path(hospital.memory) / "errors.log", private=True)
@@ -59,8 +65,10 @@ class SiteJob(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             engine = fl_ctx.get_engine()
-            study = Path(engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / "study.toml"
-            site = open_hospital(hospital_path(), fl_ctx.get_identity_name(), study)
+            workspace = engine.get_workspace()
+            study = Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / "study.toml"
+            kit = Path(workspace.get_root_dir())
+            site = open_hospital(hospital_path(), kit, fl_ctx.get_identity_name(), study)
             threading.Thread(target=self._work, args=(site, engine), daemon=True).start()
             engine.register_aux_message_handler(ORDER, self._take)
 
@@ -95,9 +103,9 @@ class SiteJob(Executor):  # type: ignore[misc]
             start = time.monotonic()
             asked = site.read(text) if site else None
             if site is None:
-                answer = Answer.of("opening")
+                answer = FlareAnswer.of("opening")
             else:
-                answer = Answer.of("damaged") if asked is None else site.answer(asked.request, body)
+                answer = FlareAnswer.of("damaged") if asked is None else site.answer(asked.request, body)
             end = time.monotonic() + max(10.0, (asked.seconds if asked else 0.0) - (time.monotonic() - start))
             for part in cut(order, answer.body, {"head": tree.to_text(answer.head)}):
                 if not self._post(engine, part, end):

@@ -6,6 +6,7 @@ study needs (`cell_guard`, the commands below), and then given to NVIDIA FLARE.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.fuel.hci.reg import CommandRegister
+from nvflare.fuel.sec.audit import Auditor
 from nvflare.private.admin_defs import error_reply
 from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.app.utils import version_check
@@ -24,6 +26,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from consilium.federation import job_files
 from consilium.federation.cell_guard import guard_cells
 from consilium.federation.cell_policy import JOB
+from consilium.federation.connection_guard import bind_sessions, guard_connections, watch_server
 from consilium.federation.returning import tolerate_failed_sites
 
 # What a site does for the server: see whether there is room, take a job's files, start it, stop it. No shell, no
@@ -32,8 +35,8 @@ SITE_PROCESSORS = (
     *("CheckResourceProcessor", "CancelResourceProcessor", "DeployProcessor", "StartJobProcessor"),
     *("AbortAppProcessor", "NotifyJobStatusProcessor"),
 )
-# What the server does for the office.
-OFFICE_COMMANDS = (
+# What the server does for the administrator.
+ADMIN_COMMANDS = (
     *("_cert_login", "_logout", "_commands", "check_status", "list_jobs", "get_job_meta"),
     *("submit_job", "clone_job", "abort_job", "download_job", "app_command"),
 )
@@ -61,14 +64,29 @@ def limit_site() -> None:
 
 
 def limit_server() -> None:
-    """Leave the server only the commands the office needs."""
+    """Leave the server only the commands the administrator needs."""
     add: Callable[..., Any] = CommandRegister.add_command
 
     def add_if_needed(register: Any, scope_name: str, cmd_name: str, *arguments: Any, **named: Any) -> None:
-        if cmd_name in OFFICE_COMMANDS:
+        if cmd_name in ADMIN_COMMANDS:
             add(register, scope_name, cmd_name, *arguments, **named)
 
     CommandRegister.add_command = add_if_needed
+
+
+def keep_answering_on_full_disks() -> None:
+    """Answer also when the log of who asked what cannot be written: the last lines wait in memory for room."""
+    add: Callable[..., str] = Auditor.add_event
+
+    def add_if_possible(auditor: Any, *arguments: Any, **named: Any) -> str:
+        try:
+            return add(auditor, *arguments, **named)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return ""
+
+    Auditor.add_event = add_if_possible
 
 
 def check_job(workspace: str, site: str, job: str) -> None:
@@ -76,7 +94,7 @@ def check_job(workspace: str, site: str, job: str) -> None:
     if not JOB.fullmatch(job):
         raise SystemExit(f"{job!r} is not a job's name")
     app = Path(Workspace(workspace, site, "config").get_app_dir(job))
-    wrong = job_files.fault(app, job_files.authority_of(Path(workspace)))
+    wrong = job_files.fault(app, Path(workspace))
     if wrong:
         raise SystemExit(wrong)
 
@@ -85,6 +103,7 @@ def main(role: str) -> int:
     """Start as `role`; NVIDIA FLARE reads the rest of the command line."""
     os.umask(0o077)
     guard_cells()
+    keep_answering_on_full_disks()
     if role == "site":
         from nvflare.private.fed.app.client import client_train as program
 
@@ -95,6 +114,7 @@ def main(role: str) -> int:
 
         version_check()
         limit_server()
+        bind_sessions()
         tolerate_failed_sites()
     elif role == "site-job":
         from nvflare.private.fed.app.client import worker_process as program
@@ -104,6 +124,10 @@ def main(role: str) -> int:
         raise SystemExit(f"there is no role {role!r}")
     arguments = program.parse_arguments()
     folder = arguments.workspace
+    if role == "server":
+        guard_connections(Path(folder))
+    elif role == "site":
+        watch_server(Path(folder))
     if role.endswith("-job"):
         check_job(arguments.workspace, getattr(arguments, "client_name", "server"), arguments.job_id)
         folder = os.path.join(arguments.workspace, arguments.job_id)

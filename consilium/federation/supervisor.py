@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,22 @@ import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 
 from consilium import children
 from consilium.errors import DataError, RunError
+from consilium.federation.certificates import certificate_of
+from consilium.federation.events import note, rotate
 from consilium.federation.kit_settings import close_kit
-from consilium.federation.named_code import ALLOWED
+from consilium.federation.metrics import Participant, address_of, served
+from consilium.federation.places import ALLOWED, CONNECTED, EVENTS, OUTPUT
+from consilium.federation.project import ROLES
+from consilium.federation.settings_check import OwnSettings, Reader, read_apart, read_here
 from consilium.files import append_lines, make_folder, read_json
-from consilium.hospital import read_hospital
 
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
     "NVFLARE_RM_QUERY_INTERVAL": "1",
 }
 PAUSE = 2.0  # seconds before a process that ended is started again
+LOOK = 5.0  # seconds between two looks at the size of the logs
+DAY = 86_400.0  # seconds between two warnings that the certificate ends
 
 
 def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
@@ -37,8 +44,9 @@ def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
             f"{folder} is not a kit: it has no consilium.json. Kits are made by `consilium federation kits`."
         )
     facts: Mapping[str, Any] = read_json(path)
-    kinds = {"server": "server", "office": "office"}
-    if kinds.get(str(facts["name"]), "site") != kind:
+    kinds = {"server": "server", "admin": "admin", "office": "admin"}  # "office": kits of 0.1
+    role = str(facts.get("role", kinds.get(str(facts["name"]), "site")))  # kits before 0.2 have no role
+    if ("admin" if role in ROLES else role) != kind:
         raise DataError(f"{folder} is the kit of '{facts['name']}', which is not a {kind}.")
     return facts
 
@@ -46,7 +54,7 @@ def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
 def command(folder: Path, kind: str, name: str) -> list[str]:
     """How a participant's process is started."""
     if " " in str(folder):
-        raise DataError(f"{folder} has a space in it, which NVIDIA FLARE cannot bear; move the kit.")
+        raise DataError(f"{folder} has a space in it, which NVIDIA FLARE does not support; move the kit.")
     who = [] if kind == "server" else [f"uid={name}"]
     return [
         *(sys.executable, "-u", "-m", "consilium.federation.start", kind),
@@ -56,22 +64,31 @@ def command(folder: Path, kind: str, name: str) -> list[str]:
 
 
 def prepare(
-    folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = (), resume: bool = True
+    folder: Path,
+    kind: str,
+    hospital: Path | None = None,
+    code: Sequence[str] = (),
+    resume: bool = True,
+    read: Reader = read_here,
 ) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a participant, after a look at its kit and its hospital.toml.
 
     `code` names classes of other packages that a study may name at this server. `resume`: a server that was started
-    again goes on by itself with runs that died with it.
+    again goes on by itself with runs that died with it. `read` looks at the hospital.toml.
     """
     folder = folder.resolve()
     facts = kit_of(folder, kind)
     close_kit(folder, kind)
     if hospital is not None:
-        settings = read_hospital(hospital)
+        settings = read(hospital)
         if settings.site != facts["name"]:
             raise DataError(f"{hospital} is of site '{settings.site}', but the kit is of '{facts['name']}'.")
-        make_folder(Path(settings.memory), private=True)
-    own = {"CONSILIUM_HOSPITAL": str(hospital.resolve())} if hospital else {ALLOWED: " ".join(code)}
+        make_folder(settings.memory, private=True)
+    own = (
+        {"CONSILIUM_HOSPITAL": str(hospital.resolve())}
+        if hospital
+        else {ALLOWED: "\n".join(_full(name) for name in code)}
+    )
     if not resume:
         own["CONSILIUM_NO_RESUME"] = "1"  # returning.NO_RESUME
     memory = children.PASSING_ON if kind == "server" else children.TRAINING
@@ -93,34 +110,73 @@ def alone(folder: Path, what: str) -> Iterator[int]:
 
 
 def supervise(
-    folder: Path, kind: str, hospital: Path | None = None, code: Sequence[str] = (), resume: bool = True
+    folder: Path,
+    kind: str,
+    hospital: Path | None = None,
+    code: Sequence[str] = (),
+    resume: bool = True,
+    metrics: str = "",
 ) -> None:
     """Keep a participant running until this process is told to stop; its output goes to `process.log` in the kit.
 
-    A second one with the same kit or the same memory folder is refused: two would evict each other for ever.
+    A second one with the same kit or the same memory folder is refused: two would evict each other for ever. `metrics`
+    is a port, or an address and a port, to serve health and metrics at.
     """
+    folder = folder.resolve()
     name = str(kit_of(folder, kind)["name"])
-    arguments, variables = prepare(folder, kind, hospital, code, resume)
-    places = [folder, *([Path(read_hospital(hospital).memory)] if hospital else [])]
+    where = address_of(metrics) if metrics else None
+    settings: OwnSettings | None = read_apart(hospital) if hospital else None
+    arguments, variables = prepare(folder, kind, hospital, code, resume, lambda path: settings or read_here(path))
+    memory = settings.memory if settings else None
+    watched = Participant(folder, name, memory)
     with contextlib.ExitStack() as stack:
-        locks = [stack.enter_context(alone(place, f"the {kind} '{name}'")) for place in places]
+        locks = [stack.enter_context(alone(place, f"the {kind} '{name}'")) for place in (folder, memory) if place]
+        if where:
+            stack.enter_context(served(watched, where))
         stop = threading.Event()
         for which in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, which, signal.signal(which, lambda *_: stop.set()))
         while not stop.is_set():
+            _warn(folder)
             child = start(folder, arguments, variables, locks)
-            while child.poll() is None and not stop.wait(0.2):
-                pass
+            watched.up, watched.starts = True, watched.starts + 1
+            note(folder, "started", name=name, process=child.pid, starts=watched.starts)
+            _wait(child, folder, stop)
+            watched.up = False
             end(child)
+            note(folder, "ended", name=name, process=child.pid, status=child.returncode, asked=stop.is_set())
             stop.wait(PAUSE)
+
+
+def _wait(child: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> None:
+    """Until a process has ended, or shall; its logs are put aside when they are large, and a day's warnings given."""
+    looked = warned = time.monotonic()
+    while child.poll() is None and not stop.wait(0.2):
+        now = time.monotonic()
+        if now - looked > LOOK:
+            looked = now
+            for log in (OUTPUT, EVENTS):
+                rotate(folder / log)
+        if now - warned > DAY:
+            warned = now
+            _warn(folder)
+
+
+def _warn(folder: Path) -> None:
+    """Say that the certificate ends soon, where a person and a log system see it."""
+    certificate = certificate_of(folder)
+    if warning := certificate.warning():
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+        note(folder, "certificate", name=certificate.name, expires=certificate.expires.isoformat(), said=warning)
 
 
 def start(
     folder: Path, arguments: list[str], variables: Mapping[str, str], locks: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """A participant's process in a session of its own: Ctrl-C is for the supervisor. It holds these locks too."""
-    append_lines("", folder / "process.log", private=True)
-    with (folder / "process.log").open("ab") as log:
+    (folder / CONNECTED).unlink(missing_ok=True)  # of a process that was killed
+    append_lines("", folder / OUTPUT, private=True)
+    with (folder / OUTPUT).open("ab") as log:  # always at its end, also after it was emptied
         return subprocess.Popen(
             arguments,
             env=dict(variables),
@@ -144,3 +200,8 @@ def end(child: subprocess.Popen[bytes], patience: float = 5.0) -> None:
     for job in jobs:
         with contextlib.suppress(psutil.NoSuchProcess):
             job.kill()
+
+
+def _full(name: str) -> str:
+    """The name of code with the full path of its file, wherever the server's processes run."""
+    return str(Path(name).resolve()) if ".py:" in name else name

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilium.errors import StudyError, WorkError
+from consilium.extensions import code_hash
+from consilium.federation.admin import AdminClient, open_admin
 from consilium.federation.kits import make_kits
-from consilium.federation.office import Office, open_office
 from consilium.federation.places import runs_of
 from consilium.federation.project import Project
 from consilium.federation.supervisor import end, prepare, start
@@ -25,17 +26,18 @@ START = 180.0  # seconds until all processes are up, on a busy machine
 
 
 @dataclass
-class Local:
+class LocalFederation:
     """A federation of processes of this machine, on loopback."""
 
     folder: Path
     kits: dict[str, Path]
     processes: dict[str, subprocess.Popen[bytes]]
+    code: tuple[str, ...] = ()  # classes of other packages that studies may name at the server
 
     def start(self, name: str) -> None:
         kit = self.kits[name]
         kind = "server" if name == "server" else "site"
-        arguments, variables = prepare(kit, kind, None if kind == "server" else self.hospital(name))
+        arguments, variables = prepare(kit, kind, None if kind == "server" else self.hospital(name), self.code)
         self.processes[name] = start(kit, arguments, variables)
 
     def end(self) -> None:
@@ -53,9 +55,13 @@ class Local:
         return runs_of(self.kits["server"])
 
 
-def settle(study: Study, sites: tuple[str, ...], folder: Path, server: str = "localhost") -> Local:
-    """Kits and a hospital.toml per site, nothing started; data are read where the study's federation has them."""
-    local = Local(folder.resolve(), make_kits(Project("local", server, free_port(), sites), folder / "kits"), {})
+def settle(study: Study, sites: tuple[str, ...], folder: Path, server: str = "localhost") -> LocalFederation:
+    """Kits and a hospital.toml per site, nothing started; data are read where the study's federation has them.
+
+    Classes of other packages that this study names are allowed everywhere: it is the user's own, on one machine.
+    """
+    kits = make_kits(Project("local", server, free_port(), sites), folder / "kits")
+    local = LocalFederation(folder.resolve(), kits, {}, study.plugins)
     federation = study.federation()
     for name in sites:
         path = local.hospital(name)
@@ -67,21 +73,27 @@ def settle(study: Study, sites: tuple[str, ...], folder: Path, server: str = "lo
             "labels": list(study.facts.labels),
             "device": study.local.device,
         }
-        path.write_text("".join(f"{key} = {to_toml(value)}\n" for key, value in lines.items()), encoding="utf-8")
+        text = "".join(f"{key} = {to_toml(value)}\n" for key, value in lines.items())
+        path.write_text(
+            f"{text}[limits]\ncode = {to_toml([f'{name} {code_hash(name)}' for name in study.plugins])}\n",
+            encoding="utf-8",
+        )
     return local
 
 
 @contextmanager
-def local_federation(study: Study, sites: tuple[str, ...], folder: Path) -> Iterator[tuple[Local, Office]]:
+def local_federation(
+    study: Study, sites: tuple[str, ...], folder: Path
+) -> Iterator[tuple[LocalFederation, AdminClient]]:
     """Server and sites as processes that end with the block."""
     local = settle(study, sites, folder)
     with stopped_by_signals(), ExitStack() as stack:
         stack.callback(local.end)
         for name in ("server", *sites):
             local.start(name)
-        office = stack.enter_context(open_office(local.kits["office"], START))
-        office.wait_for(sites, START)
-        yield local, office
+        admin = stack.enter_context(open_admin(local.kits["admin"], START))
+        admin.wait_for(sites, START)
+        yield local, admin
 
 
 @contextmanager
@@ -112,13 +124,13 @@ def try_federation(study: Study, count: int | None, runs: Path) -> Path:
     everyone = tuple(sorted({*members, *study.plan.leave_out}))
     with (
         tempfile.TemporaryDirectory(prefix="consilium-") as folder,
-        local_federation(study, everyone, Path(folder)) as (_, office),
+        local_federation(study, everyone, Path(folder)) as (_, admin),
     ):
-        job = office.follow(office.submit(study))
-        outcome = office.outcome(job)
+        job = admin.follow(admin.submit(study))
+        outcome = admin.outcome(job)
         if outcome["state"] != "finished":
             raise WorkError(str(outcome["said"]))
-        return office.fetch(job, runs)
+        return admin.fetch(job, runs)
 
 
 def free_port() -> int:

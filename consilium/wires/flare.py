@@ -18,20 +18,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from consilium import tree
-from consilium.errors import StudyError, WireError, WorkError
+from consilium import packet_files, tree
+from consilium.errors import WorkError
 from consilium.fields import plain
 from consilium.files import read_json, write_bytes
-from consilium.messages import REASONS, AnswerHead, Envelope, Reply, Request, SiteFacts
-from consilium.run_folder import RunFolder, same_site
+from consilium.messages import REASONS, AnswerHead, Envelope, Reply, Request, Seal, SiteFacts
+from consilium.ranges import Range, Text
+from consilium.run_folder import RunFolder
+from consilium.run_origin import same_site
 from consilium.study import Study
-from consilium.tree import Packet, PacketError, Range, Text, message
+from consilium.transport import packed, unpacked
+from consilium.tree import Packet, PacketError, message
 from consilium.weights import SiteName
 from consilium.wires import held
 from consilium.wires.returns import may_return
 from consilium.wires.site_wire import ABSENT, Returned, SiteWire, closing_with, facts_before
 
 ORDER, ANSWER = "consilium.order", "consilium.answer"  # the two kinds of messages
+PART = 16 << 20  # bytes that travel at once; an engine's message takes several times as much while it is on its way
 SLOWEST = 125_000  # bytes per second of the slowest link that still works
 ROLL_CALL = 120.0  # seconds at least: sites start their process, and make their cache
 TICK = 0.5  # seconds between two looks at who has gone
@@ -39,10 +43,11 @@ ROOM = 1 << 20  # bytes a reply may be larger than its tensors: names and shapes
 MISSES = 2  # rounds in a row without an answer, after which a site is asked again only when it says that it is back
 ROWS = 1 << 28  # bytes of scores that are accepted
 Body = bytes | memoryview  # a large one is a mapped file
+Signer = Callable[[SiteName, Request, str], Seal]
 
 
 @message
-class Ordered:
+class OrderHead:
     """A request on its way; the answer names the order, and who may answer it the server has written down."""
 
     order: Annotated[str, Text(32, "[0-9a-f]{32}")]
@@ -51,30 +56,32 @@ class Ordered:
 
 
 @dataclass(frozen=True)
-class Answer:
+class FlareAnswer:
     """What came back from a site."""
 
     head: AnswerHead
     body: Body = b""
 
     @classmethod
-    def of(cls, error: str) -> Answer:
+    def of(cls, error: str) -> FlareAnswer:
         """There is no answer, for a reason of `REASONS`."""
         return cls(AnswerHead(error))
 
 
-def read_answer(text: object, body: Body) -> Answer:
+def read_answer(text: object, body: Body) -> FlareAnswer:
     """The server's door: an answer of the declared form, or that it is damaged."""
     try:
-        return Answer(tree.from_text(text, AnswerHead), body) if isinstance(text, str) else Answer.of("damaged")
+        return (
+            FlareAnswer(tree.from_text(text, AnswerHead), body) if isinstance(text, str) else FlareAnswer.of("damaged")
+        )
     except PacketError:
-        return Answer.of("damaged")
+        return FlareAnswer.of("damaged")
 
 
-class Line(Protocol):
+class JobLink(Protocol):
     """Reaches the sites of one job."""
 
-    def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> Answer: ...
+    def ask(self, site: SiteName, request: Request, body: Body, seconds: float, room: int) -> FlareAnswer: ...
     def give_up(self, site: SiteName) -> None: ...  # nobody waits for what this site was asked
     def heard(self) -> set[SiteName]: ...  # sites that said since the last question that they have nothing to do
     def here(self) -> set[SiteName]: ...  # sites whose processes take part in this job
@@ -83,7 +90,7 @@ class Line(Protocol):
     def stopped(self) -> bool: ...
 
 
-class GoOn(Exception):
+class RestartJob(Exception):
     """Sites are back: the run goes on as a new job, in which they take part."""
 
     def __init__(self, sites: Sequence[SiteName]) -> None:
@@ -96,13 +103,15 @@ class FlareWire(SiteWire):
 
     closes_early = True
 
-    def __init__(self, study: Study, folder: RunFolder, line: Line) -> None:
+    def __init__(self, study: Study, folder: RunFolder, line: JobLink, sign: Signer | None = None) -> None:
+        """`sign` signs what is delivered: for a site, a request and the header of its release."""
         super().__init__(study)
-        self.folder, self.line = folder, line
+        self.folder, self.line, self.sign = folder, line, sign
         self.spool = folder.path / "spool"
         self._held: dict[SiteName, dict[str, frozenset[str]]] = {}  # by what was asked: contents a site has confirmed
         self._sent: dict[SiteName, int] = {}  # bytes of the last packet, after what the site holds was left out
         self._missed: Counter[SiteName] = Counter()  # requests in a row that a site did not answer in time
+        self._behind: Counter[SiteName] = Counter()  # rounds in a row that closed while a site was still at work
         self._out: frozenset[SiteName] = frozenset()  # whose cards cannot be believed: they are not asked
         self._rounds = 0  # asked for in this job
         # more than one for each site: one that was given up may still be sending
@@ -124,20 +133,17 @@ class FlareWire(SiteWire):
         return ((name, Returned(answer.head)) for name, answer in answers)
 
     def check_cards(self, answers: Mapping[SiteName, Returned]) -> dict[SiteName, str]:
-        """One site does not end everyone's run: whose card cannot be believed is left out, and said."""
+        """One site does not end everyone's run: who cannot take part is left out, and said.
+
+        A run begins without sites that are absent; of a run that goes on, they are members and may come back.
+        """
         began = self.before()
-        out = {name: why for name, answer in answers.items() if (why := self.unusable(answer))}
-        told = [why for name, answer in answers.items() if name not in out and (why := self.mismatch(name, answer))]
-        if told:
-            raise StudyError("\n".join(told))
-        absent = sorted(name for name, answer in answers.items() if answer.head.error in ABSENT)
-        if absent and not began:
-            raise WireError(
-                f"{', '.join(absent)} did not answer the roll call, and a run begins with all its sites. Start them "
-                "with `consilium federation site`, or leave them out with study.sites, then submit again."
-            )
-        for name in absent:
-            self.folder.note("absent", site=name)
+        out = {name: why for name, answer in answers.items() if (why := self.unusable(answer) or self.mismatch(answer))}
+        for name in sorted(name for name, answer in answers.items() if answer.head.error in ABSENT):
+            if began:
+                self.folder.note("absent", site=name)
+            else:
+                out[name] = f"it did not answer the roll call: {answers[name].said}"
         for name, answer in answers.items() if began else ():
             card = answer.head.card
             if card is not None and name not in out and not same_site(began["sites"][name], plain(card)):
@@ -168,7 +174,7 @@ class FlareWire(SiteWire):
             events, now = self.folder.events(), datetime.datetime.now(datetime.UTC)
             back = [name for name in waiting if may_return(events, name, now)]
             if back:
-                raise GoOn(back)
+                raise RestartJob(back)
         self._rounds += 1
         return super().train(orders, head)
 
@@ -184,7 +190,7 @@ class FlareWire(SiteWire):
         if do == "deliver":
             self.folder.note("undelivered", site=site, why=answer.said)
 
-    def _returned(self, do: str, name: SiteName, answer: Answer, room: int) -> Returned:
+    def _returned(self, do: str, name: SiteName, answer: FlareAnswer, room: int) -> Returned:
         """An answer's packet, from a file: there may be many sites."""
         found = Returned(answer.head, sent=self._sent.get(name))
         if answer.head.error or not len(answer.body):
@@ -194,7 +200,11 @@ class FlareWire(SiteWire):
         path = self._path(name, do)
         write_bytes(answer.body, path)
         try:
-            return replace(found, packet=tree.read(path))
+            packet = packet_files.read(path)
+            if self._packs:  # into a file again: there may be many sites
+                packet_files.write(unpacked(packet, room), path)
+                packet = packet_files.read(path)
+            return replace(found, packet=packet, came=len(answer.body) if self._packs else None)
         except PacketError:
             return replace(found, why=f"{REASONS['damaged']} ({len(answer.body)} bytes)")
 
@@ -220,7 +230,9 @@ class FlareWire(SiteWire):
             less[name] = lean.setdefault((id(packet), known), held.without(packet, names, known))
             self._sent[name] = less[name].nbytes()
             request = head.request(do, name, self.members)
-            requests[name] = replace(request, tensors=names, header=headers.get(name, ""))
+            request = replace(request, tensors=names, header=headers.get(name, ""))
+            seal = self.sign(name, request, headers.get(name, packet.header)) if self.sign and do == "deliver" else None
+            requests[name] = replace(request, seal=seal)
         rooms = {name: self._room(do, name, head) for name in packets}
         brought = {name: frozenset(request.tensors.values()) for name, request in requests.items()}
         return self._noting(do, brought, self._ask(requests, less, self.study.plan.deadline, rooms), rooms)
@@ -229,7 +241,7 @@ class FlareWire(SiteWire):
         self,
         do: str,
         brought: Mapping[SiteName, frozenset[str]],
-        answers: Iterator[tuple[SiteName, Answer]],
+        answers: Iterator[tuple[SiteName, FlareAnswer]],
         rooms: Mapping[SiteName, int],
     ) -> Generator[tuple[SiteName, Returned], None, None]:
         """The answers; and what a site holds from now on."""
@@ -259,31 +271,46 @@ class FlareWire(SiteWire):
         packets: Mapping[SiteName, Packet],
         seconds: float,
         rooms: Mapping[SiteName, int],
-    ) -> Iterator[tuple[SiteName, Answer]]:
+    ) -> Iterator[tuple[SiteName, FlareAnswer]]:
         """Ask every site that is here; the answers come as they come."""
         bodies: dict[int, Body] = {}  # sites that are sent the same packet share its bytes
-        open_: dict[Future[Answer], SiteName] = {}
-        for name in self.line.heard():
-            self._missed.pop(name, None)
-        here = self.line.here() - self.line.back()
-        resting = {name for name in requests if name in here and self._missed[name] >= MISSES}
-        here -= resting | self._out
-        for name, request in requests.items():
-            if name not in here:
-                continue
+        end = time.monotonic() + seconds
+
+        def asking(name: SiteName) -> Callable[[], Future[FlareAnswer]]:
             packet = packets.get(name)
             if packet is not None and id(packet) not in bodies:
                 bodies[id(packet)] = self._mapped(packet)
             body = b"" if packet is None else bodies[id(packet)]
-            ask: Callable[..., Answer] = self.line.ask
-            open_[self._threads.submit(ask, name, request, body, seconds, rooms.get(name, ROOM))] = name
-        why = {**dict.fromkeys(resting, "resting"), **dict.fromkeys(self._out, "changed")}
+            if packet is not None and self._packs:
+                self._sent[name] = len(body)
+            ask: Callable[..., FlareAnswer] = self.line.ask
+            request, room = requests[name], rooms.get(name, ROOM)
+            return lambda: self._threads.submit(ask, name, request, body, end - time.monotonic(), room)
+
+        self._awake()
+        here = self.line.here() - self.line.back() - self._out
+        resting = {n: asking(n) for n, request in requests.items() if n in here and self._rests(n, request)}
+        open_ = {asking(name)(): name for name in requests if name in here and name not in resting}
+        why = dict.fromkeys(self._out, "changed")
         away = {name: why.get(name, "away") for name in requests if name not in here}
-        return self._counted(self._answers(away, open_, time.monotonic() + seconds), open_)
+        return self._counted(self._answers(away, resting, open_, end), open_)
+
+    def _awake(self) -> set[SiteName]:
+        """Sites that said since the last question that they have nothing to do."""
+        heard = self.line.heard()
+        for name in heard:
+            self._missed.pop(name, None)
+            self._behind.pop(name, None)
+        return heard
+
+    def _rests(self, site: SiteName, request: Request) -> bool:
+        """Whether a site is not asked. One that a quorum did not wait for still scores, and takes its release."""
+        behind = self._behind[site] if request.do == "train" else 0
+        return self._missed[site] + behind >= MISSES
 
     def _counted(
-        self, answers: Iterator[tuple[SiteName, Answer]], open_: Mapping[Future[Answer], SiteName]
-    ) -> Generator[tuple[SiteName, Answer], None, None]:
+        self, answers: Iterator[tuple[SiteName, FlareAnswer]], open_: Mapping[Future[FlareAnswer], SiteName]
+    ) -> Generator[tuple[SiteName, FlareAnswer], None, None]:
         """The answers; and how often a site was waited for in vain."""
         try:
             for name, answer in answers:
@@ -291,26 +318,35 @@ class FlareWire(SiteWire):
                     self._missed[name] += 1
                 elif answer.head.error not in ("away", "resting"):
                     self._missed.pop(name, None)
+                    self._behind.pop(name, None)
                 yield name, answer
-        finally:  # whoever is still at work when the round closes is not waited for either
+        finally:  # whoever is still at work when the round closes
             for name in open_.values():
                 self.line.give_up(name)
-                self._missed[name] += 1
+                self._behind[name] += 1
 
     def _answers(
-        self, away: Mapping[SiteName, str], open_: dict[Future[Answer], SiteName], end: float
-    ) -> Iterator[tuple[SiteName, Answer]]:
-        """Every site's answer as it comes; who is gone or late is not waited for."""
-        yield from ((name, Answer.of(why)) for name, why in away.items())
+        self,
+        away: Mapping[SiteName, str],
+        resting: dict[SiteName, Callable[[], Future[FlareAnswer]]],
+        open_: dict[Future[FlareAnswer], SiteName],
+        end: float,
+    ) -> Iterator[tuple[SiteName, FlareAnswer]]:
+        """Every site's answer as it comes. A site that is gone or late is not waited for.
+
+        A resting site that speaks up while others work is asked then: a quorum may need it.
+        """
+        yield from ((name, FlareAnswer.of(why)) for name, why in away.items())
         while open_:
             done, _ = wait(open_, timeout=TICK, return_when="FIRST_COMPLETED")
             for future in done:
                 yield open_.pop(future), future.result()
-            for name, why in self.line.dropped() if self.roster else ():  # a journal begins after the roll call
-                self.folder.note("dropped", site=name, why=why)
+            dropped = Counter(self.line.dropped() if self.roster else ())  # a journal begins after the roll call
+            for (name, why), times in dropped.items():  # one line, however many a site sends
+                self.folder.note("dropped", site=name, why=why, times=times)
             if self.line.stopped():
                 raise WorkError(
-                    "the run was stopped; what was committed is saved, `consilium federation resume` goes on."
+                    "the run was stopped; committed rounds are saved, `consilium federation resume` continues it."
                 )
             late = time.monotonic() > end
             gone = self.line.back()
@@ -318,13 +354,20 @@ class FlareWire(SiteWire):
                 future.cancel()
                 self.line.give_up(name)
                 del open_[future]
-                yield name, Answer.of("late" if late else "gone")
+                yield name, FlareAnswer.of("late" if late else "gone")
+            for name in sorted(self._awake() & resting.keys() - gone) if open_ else ():
+                open_[resting.pop(name)()] = name
+        yield from ((name, FlareAnswer.of("resting")) for name in resting)
 
     def _mapped(self, packet: Packet) -> Body:
         """A packet's bytes as pages of a file, which the system may drop."""
         path = self.spool / "order"
-        tree.write(packet, path)
+        packet_files.write(packed(packet, self.study.plan.transport, self.study.plan.compress), path)
         return mapped(path)
+
+    @property
+    def _packs(self) -> bool:
+        return self.study.plan.compress or self.study.plan.transport != "exact"
 
     def _path(self, site: SiteName, kind: str) -> Path:
         return self.spool / f"{site}.{kind}"

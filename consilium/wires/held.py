@@ -1,4 +1,4 @@
-"""What the other side already holds is named, not sent again: a core nobody updated, a release that was just scored."""
+"""Leaves out tensors that the other side already has: an unchanged core model, a release that was just scored."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Names = Mapping[str, str]  # a tensor's path → a name of its content
 
 
 def contents(packet: Packet) -> dict[str, str]:
-    """A name for every tensor's content, the same for the same bits."""
+    """A digest of every tensor's content."""
     return {path: _name(tensor) for path, tensor in packet.tensors.items()}
 
 
 def shared(packets: Mapping[str, Packet]) -> tuple[dict[str, Packet], dict[str, str]]:
-    """Packets by their goal, one object for all that have the very same tensors; and the headers of those that differ.
+    """Packets by receiver, one object for all with the same tensors; and the headers of those that differ.
 
-    A release names the site it is for and is otherwise the same for all: it is hashed, written and sent once.
+    A release differs between sites only in the site's name, so it is hashed, written and sent once.
     """
     first: dict[tuple[object, ...], Packet] = {}
     bodies: dict[str, Packet] = {}
@@ -41,12 +41,12 @@ def _name(tensor: Tensor) -> str:
 
 
 def without(packet: Packet, names: Names, held: Collection[str]) -> Packet:
-    """A packet without the tensors that are held at its goal."""
+    """A packet without the tensors that its receiver already has."""
     return Packet(packet.header, {path: t for path, t in packet.tensors.items() if names[path] not in held})
 
 
 def completed(packet: Packet, names: Names, held: Mapping[str, Tensor]) -> Packet:
-    """The whole packet, with what was left out from what is held."""
+    """The whole packet, with the missing tensors from those at hand."""
     try:
         return Packet(
             packet.header,

@@ -1,28 +1,30 @@
-"""The sites of simulations that this process serves: data stay mapped and networks built from round to round."""
+"""The simulated sites of this process: data stay mapped and networks stay built from round to round."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from consilium import tree
+from consilium import packet_files
 from consilium.hospital import RULES, read_hospital
-from consilium.learning.fit import workbench
+from consilium.learning.training_networks import training_network
 from consilium.messages import AnswerHead, Request
 from consilium.policy import HospitalPolicy, Permissive, Policy, simulated_secret
-from consilium.site_service import Opened, SiteAnswer, SiteService
-from consilium.study import Study, load_study
-from consilium.tasks.inference import bench
-from consilium.tree import Packet, Text, message
+from consilium.ranges import Text
+from consilium.site_opening import place_in
+from consilium.site_service import OpenedStudy, SiteAnswer, SiteService
+from consilium.study import Study
+from consilium.study_reading import load_study
+from consilium.tasks.inference import inference_network
+from consilium.tree import Packet, message
 from consilium.weights import SiteName
-from consilium.worker import place_in
 
 PathText = Annotated[str, Text(1 << 12)]
 
 
 @message
 class LocalRequest:
-    """A request to a site of this machine; tensors are in files. Without a request the run is closed."""
+    """A request to a site of this machine; tensors are in files. Without a request, it closes the run."""
 
     folder: PathText  # of the run
     site: PathText
@@ -40,7 +42,7 @@ class LocalAnswer:
     mistake: bool = False
     full: bool = False
     log: str = ""
-    died: bool = False  # the process, before it answered
+    died: bool = False  # the process died before it answered
 
 
 class LocalSites:
@@ -48,7 +50,7 @@ class LocalSites:
 
     def __init__(self) -> None:
         self._services: dict[tuple[str, SiteName], SiteService] = {}
-        self._runs: dict[str, Opened] = {}  # the study is read once for all its sites
+        self._runs: dict[str, OpenedStudy] = {}  # the study is read once for all its sites
         self._last: tuple[Path, Packet] | None = None  # the last order read, and its file
 
     def answer(self, asked: LocalRequest) -> LocalAnswer:
@@ -59,16 +61,16 @@ class LocalSites:
         found: SiteAnswer = service.answer(asked.request, lambda: self._order(Path(asked.order)))
         if found.packet is not None:
             try:
-                tree.write(found.packet, Path(asked.reply))
+                packet_files.write(found.packet, Path(asked.reply))
             except OSError as error:
                 found = service.failed(error, asked.request)
         return LocalAnswer(found.head, found.why, found.mistake, found.full, found.log)
 
     def _order(self, path: Path) -> Packet:
-        """What all sites are sent alike lies in one file, whose table is read once; no file's name is used again."""
+        """Read an order. An order for all sites is one file, whose table is read once; file names are never reused."""
         if self._last is not None and self._last[0] == path:
-            return tree.read_again(self._last[1], path)  # a site may write to what it was sent
-        self._last = path, tree.read(path)
+            return packet_files.read_again(self._last[1], path)  # a site may write to what it was sent
+        self._last = path, packet_files.read(path)
         return self._last[1]
 
     def _service(self, folder: str, site: SiteName) -> SiteService:
@@ -84,32 +86,32 @@ class LocalSites:
             )
         return self._services[key]
 
-    def _open(self, folder: str, place: Path) -> Opened:
+    def _open(self, folder: str, place: Path) -> OpenedStudy:
         if (place / RULES).exists():  # before code of other packages is imported
             read_hospital(place / RULES).study((Path(folder) / "study.toml").read_text(encoding="utf-8"))
         if folder not in self._runs:
             study = load_study(Path(folder) / "study.toml")
-            self._runs[folder] = Opened(study, study.federation(), study.hash)
+            self._runs[folder] = OpenedStudy(study, study.federation(), study.hash)
         return self._runs[folder]
 
     def _close(self, folder: str) -> None:
-        """Forget a run's sites and the networks kept at hand, or a pool would grow from run to run."""
+        """Drop a run's sites and cached networks, so that the memory of a pool does not grow from run to run."""
         self._services = {key: service for key, service in self._services.items() if key[0] != folder}
         self._runs.pop(folder, None)
         self._last = None
-        workbench.cache_clear()
-        bench.cache_clear()
+        training_network.cache_clear()
+        inference_network.cache_clear()
 
 
 def policy_in(place: Path, study: Study, site: SiteName) -> Policy:
-    """The rules a simulated site goes by: none, or those of the hospital.toml that lies in its folder.
+    """The rules of a simulated site: none, or those of the hospital.toml in its folder.
 
-    A rehearsal counts from the site's own folder, so that the hospital's real budget is not spent, and its key is no
-    secret, so that it can be repeated.
+    A rehearsal keeps its counts in the site's own folder, so that it does not use the hospital's real budget. Its key
+    is not secret, so that it can be repeated.
     """
     secret = simulated_secret(study, site)
     rules = place / RULES
     if not rules.exists():
-        return Permissive(secret)
+        return Permissive(secret, place)
     hospital = read_hospital(rules)
     return HospitalPolicy(hospital.limits, hospital.labels, secret, place)

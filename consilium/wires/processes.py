@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import subprocess
-import sys
+import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, TypeVar
 
 from consilium import tree
-from consilium.children import TRAINING, environment
 from consilium.machine import default_workers
 from consilium.messages import AnswerHead
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.local_sites import LocalAnswer, LocalRequest
 from consilium.wires.simulated import SimulatedWire
+from consilium.wires.stem import FORKS, Stem, last_line, take
 
 T = TypeVar("T")
 
@@ -27,18 +26,18 @@ T = TypeVar("T")
 class _Process:
     """One worker process, started when first needed and again after it died."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, stem: Stem, modules: Collection[str]) -> None:
+        self._stem, self._modules = stem, modules
+        self._connection: socket.socket | None = None
+        self._answers: IO[str] | None = None
+        self._pid = 0
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
 
     def ask(self, request: LocalRequest) -> LocalAnswer:
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(tree.to_text(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
+            connection, answers = self._running()
+            connection.sendall((tree.to_text(request) + "\n").encode())
+            line = answers.readline()
         except (OSError, ValueError):  # it is dead, or was stopped while we waited
             line = ""
         if not line:
@@ -47,40 +46,35 @@ class _Process:
             return LocalAnswer(AnswerHead("gone"), why, died=True)
         return tree.from_text(line, LocalAnswer)
 
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "consilium.wires.site_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                text=True,
-                env=environment(TRAINING),
-            )
-        return self._process
+    def _running(self) -> tuple[socket.socket, IO[str]]:
+        if self._connection is None or self._answers is None:
+            self._connection, self._pid = self._stem.worker(self._log, self._modules)
+            self._answers = self._connection.makefile("r", encoding="utf-8")
+        return self._connection, self._answers
 
     @property
     def running(self) -> bool:
-        return self._process is not None
+        return self._connection is not None
 
     @property
     def pid(self) -> int:
-        return self._running().pid
+        self._running()
+        return self._pid
 
     def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it was killed or ran out of memory"
+        return last_line(self._log) or self._stem.last_words() or "it was killed or ran out of memory"
 
     def stop(self) -> None:
-        process, self._process = self._process, None  # taken first: the thread that waits for its answer stops it too
-        if process is not None:
-            assert process.stdin is not None
-            assert process.stdout is not None
+        connection, self._connection = self._connection, None  # taken first: the thread that waits stops it too
+        answers, self._answers = self._answers, None
+        if connection is not None:
             with contextlib.suppress(OSError):  # it may be dead already
-                process.stdin.close()
-            process.wait()
-            process.stdout.close()
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1 << 16):  # its end closes when all of its threads have ended
+                    pass
+            if answers is not None:
+                answers.close()
+            connection.close()
 
     def forget(self) -> None:
         self._log.close()
@@ -91,11 +85,17 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self._closed = False
-        self.processes = [_Process() for _ in range(size)]
+        self._modules: set[str] = set()
+        self._stems = [take()] if FORKS else [Stem() for _ in range(size)]
+        self.processes = [_Process(self._stems[i % len(self._stems)], self._modules) for i in range(size)]
         self._idle: queue.Queue[_Process] = queue.Queue()
         for process in self.processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(size)
+
+    def need(self, modules: Collection[str]) -> None:
+        """What processes that start from now on will have imported."""
+        self._modules.update(modules)
 
     def ask(self, requests: Mapping[SiteName, LocalRequest]) -> dict[Future[LocalAnswer], SiteName]:
         """The answers to come, of several runs in any order; whoever stops listening early cancels them."""
@@ -132,6 +132,8 @@ class Pool:
         for process in self.processes:
             process.stop()  # one that a thread had just begun to start
             process.forget()
+        for stem in self._stems:
+            stem.close()
 
     def __enter__(self) -> Pool:
         return self
@@ -155,6 +157,7 @@ class Processes(SimulatedWire):
 
     def __init__(self, study: Study, folder: Path, pool: Pool) -> None:
         super().__init__(study, folder)
+        pool.need(modules_for(study))
         self._pool = pool
         self._open: dict[Future[LocalAnswer], SiteName] = {}
 
@@ -171,3 +174,9 @@ class Processes(SimulatedWire):
             future.cancel()  # nobody listens any more; what a process is at, it ends
         self._pool.tell_all(LocalRequest(str(self.folder), "", None, "", ""))
         super().close()
+
+
+def modules_for(study: Study) -> list[str]:
+    """What a study's sites import beside what all need, so that it is imported once and not by every process."""
+    by_monai = type(study.network).__module__ == "consilium.networks.monai_nets"
+    return ["monai"] if by_monai or study.task_fields.augment or study.task_fields.patch else []

@@ -1,6 +1,6 @@
-"""When a run goes on as a new job to let a returned site in: at once the first time, later with growing pauses.
+"""When a run restarts as a new job to include a returned site: at once the first time, later with growing pauses.
 
-A new job costs every site a new process. So a site that crashes again and again is simply away most of the time.
+A new job costs every site a new process. So a site that crashes repeatedly is away most of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST = 6  # doublings
 
 
 def may_return(events: Iterable[Mapping[str, Any]], site: str, now: datetime.datetime) -> bool:
-    """Whether the run should go on as a new job for this site.
+    """Whether the run should restart as a new job for this site.
 
     Args:
         events: the run's journal, oldest first.

@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from consilium import tree
+from consilium import packet_files, tree
 from consilium.errors import DataError, RunError, StudyError, WireError
 from consilium.messages import POLICY, REASONS, Envelope, Request
 from consilium.site import POOLED, Roster, SiteCard
 from consilium.study import Study
+from consilium.transport import size_of
 from consilium.tree import Packet
+from consilium.validation import check_annotation, members_of
 from consilium.weights import SiteName
 from consilium.wires import held
 from consilium.wires.local_sites import LocalAnswer, LocalRequest
 from consilium.wires.site_wire import Returned, SiteWire
-from consilium.worker import check_annotation, members_of
 
 _numbers = itertools.count()  # of orders: no two in this process have the same name
 
@@ -34,6 +35,7 @@ class SimulatedWire(SiteWire):
         self.folder = folder
         self.spool = folder / "spool"
         self._orders: list[Path] = []
+        self._sent: dict[SiteName, int] = {}  # bytes of the last packet, as it would travel
         self._answers: dict[SiteName, LocalAnswer] = {}  # the latest, for what only this machine is told
 
     @abstractmethod
@@ -63,11 +65,10 @@ class SimulatedWire(SiteWire):
         faults = [local.why for local in self._answers.values() if local.mistake]
         if faults:
             raise DataError("\n".join(faults))
-        told = [self.mismatch(name, answer) for name, answer in answers.items() if answer.head.error]
-        told += [f"site '{name}': {why}." for name, answer in answers.items() if (why := self.unusable(answer))]
+        told = [f"site '{name}': {why}." for name, answer in answers.items() if (why := self.unusable(answer))]
         if told:
             raise StudyError("\n".join(told))
-        return {}
+        return {name: self.mismatch(answer) for name, answer in answers.items() if answer.head.error}
 
     def no_cases(self, sites: Sequence[SiteName]) -> str:
         return (
@@ -95,11 +96,14 @@ class SimulatedWire(SiteWire):
         for path in self._orders:
             path.unlink(missing_ok=True)
         packets, headers = held.shared(packets)
+        if self.study.plan.transport != "exact":
+            sizes = {id(packet): size_of(packet, self.study.plan.transport) for packet in packets.values()}
+            self._sent = {name: sizes[id(packet)] for name, packet in packets.items()}
         written: dict[int, Path] = {}  # sites that are sent the same packet read the same file
         for name, packet in packets.items():
             if id(packet) not in written:
                 written[id(packet)] = self.spool / f"{name}.{next(_numbers)}.order"
-                tree.write(packet, written[id(packet)])
+                packet_files.write(packet, written[id(packet)])
         self._orders = list(written.values())
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
@@ -128,17 +132,19 @@ class SimulatedWire(SiteWire):
         if not path.exists():
             return Returned(answer.head)
         try:
-            packet = tree.read(path)
+            packet = packet_files.read(path)
         except tree.PacketError as error:
             return Returned(answer.head, why=str(error))
         path.unlink()  # what is mapped stays; file systems are slow to replace a file, and quick to make a new one
-        return Returned(answer.head, packet)
+        lossy = self.study.plan.transport != "exact"
+        came = size_of(packet, self.study.plan.transport) if lossy else None
+        return Returned(answer.head, packet, sent=self._sent.get(site) if lossy else None, came=came)
 
     def lost(self, do: str, site: SiteName, answer: Returned) -> None:
         local = self._answers[site]
         if local.full:  # all sites of a simulation share this disk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
-        if answer.head.error in POLICY:
+        if answer.head.error in (*POLICY, "memory"):  # a memory may be made again: the engine says what follows
             return
         if do == "train":
             if local.mistake:

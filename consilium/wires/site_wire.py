@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from consilium import __version__, tree
 from consilium.data.preprocess import fingerprint
-from consilium.errors import DataError
+from consilium.errors import DataError, StudyError, WireError
 from consilium.messages import REASONS, SCORED, AnswerHead, Envelope, Members, Reply, RollCall, SiteFacts
 from consilium.site import Roster, SiteCard
 from consilium.study import Study
+from consilium.transport import Rounding
 from consilium.tree import Packet
 from consilium.weights import SiteName
+from consilium.wires.versions import incompatible
 
 ABSENT = ("late", "gone", "away", "silent", "resting")
 
@@ -28,6 +30,7 @@ class Returned:
     packet: Packet | None = None
     why: str = ""  # in words, if there is no answer
     sent: int | None = None  # bytes of the order that travelled, where not all of it did
+    came: int | None = None  # bytes of the packet on its way, where it was packed
 
     @property
     def said(self) -> str:
@@ -89,18 +92,53 @@ class SiteWire(ABC):
             members, guests = ([name for name in names if name in began["sites"]] for names in (members, guests))
         answers = dict(self.call([*members, *guests]))
         out = self.check_cards(answers)
-        if not began:
-            members, guests = ([name for name in names if name not in out] for names in (members, guests))
+        if not began and out:
+            named, (members, guests) = members, ([n for n in names if n not in out] for names in (members, guests))
+            self._check_rest(named, members, answers, out)
         here = {name: a.head.card for name, a in answers.items() if a.head.card is not None and name not in out}
         facts = {n: here[n] if n in here else facts_before(began["sites"][n]) for n in (*members, *guests)}
         empty = [name for name in members if not facts[name].n]
         if empty or not members:
             raise DataError(self.no_cases(empty) if empty else f"no site is left to train: {_listed(out)}.")
+        if not began and out:
+            self._check_labels({label for name in members for label in facts[name].labels}, out)
         self.roster = self.as_roster({name: facts[name].card(name, index) for index, name in enumerate(members)})
         self.members = tree.to_text(Members(self.roster))
         return RollCall(
             self.roster, {name: name in guests for name in sorted((*members, *guests))}, facts, out, self.rejoined
         )
+
+    def _check_rest(
+        self,
+        named: Sequence[SiteName],
+        members: Sequence[SiteName],
+        answers: Mapping[SiteName, Returned],
+        out: Mapping[SiteName, str],
+    ) -> None:
+        """Refuse to begin with too few of the sites that a study names."""
+        least = self.study.plan.least_to_begin(len(named))
+        if len(members) >= least and not self.study.pooled:
+            return
+        told = "\n".join(
+            f"site '{name}' cannot take part: {why.removesuffix('.')}." for name, why in sorted(out.items())
+        )
+        need = "pooled training needs all of them" if self.study.pooled else f"a run begins with at least {least}"
+        all_absent = all(answers[name].head.error in ABSENT for name in out)
+        kind = WireError if all_absent else StudyError
+        remedy = "Start them, or leave" if all_absent else "Mend that, or leave"
+        raise kind(
+            f"{told}\n{len(members)} of {len(named)} sites are left, and {need} ([study] quorum, min_sites). {remedy} "
+            "them out with study.sites."
+        )
+
+    def _check_labels(self, drawn: Collection[str], out: Mapping[SiteName, str]) -> None:
+        """Every label must be drawn by someone who is left."""
+        facts = self.study.facts
+        nobody = [label for label in facts.labels if label not in drawn]
+        if nobody and facts.task == "segmentation":
+            raise StudyError(
+                f"no site that is left annotates {', '.join(map(repr, nobody))}; left out: {_listed(out)}."
+            )
 
     def train(self, orders: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         return self._replies("train", orders, head)
@@ -110,7 +148,12 @@ class SiteWire(ABC):
 
     def _replies(self, do: str, packets: Mapping[SiteName, Packet], head: Envelope) -> Iterator[tuple[SiteName, Reply]]:
         """Not a generator: the orders go out now, whenever the answers are looked at."""
-        return self._read_replies(do, self.exchange(do, packets, head))
+        return self._read_replies(do, self.exchange(do, self._rounded(packets), head))
+
+    def _rounded(self, packets: Mapping[SiteName, Packet]) -> dict[SiteName, Packet]:
+        """What leaves the server, with the numbers that travel."""
+        rounding = Rounding(self.study.plan.transport)
+        return {name: rounding.of(packet) for name, packet in packets.items()}
 
     def _read_replies(
         self, do: str, answers: Iterator[tuple[SiteName, Returned]]
@@ -123,11 +166,12 @@ class SiteWire(ABC):
         if answer.packet is None:
             self.lost(do, site, answer)
         lost = "" if answer.packet is not None else answer.said or "its answer is empty"
-        return Reply(answer.packet, answer.head.seconds, lost, answer.head.memory_mb, answer.sent, answer.head.error)
+        head = answer.head
+        return Reply(answer.packet, head.seconds, lost, head.memory_mb, answer.sent, head.error, answer.came)
 
     def deliver(self, releases: Mapping[SiteName, Packet], head: Envelope) -> list[SiteName]:
         missing = []
-        for name, answer in self.exchange("deliver", releases, head):
+        for name, answer in self.exchange("deliver", self._rounded(releases), head):
             if answer.head.error:
                 self.lost("deliver", name, answer)
                 missing.append(name)
@@ -144,29 +188,36 @@ class SiteWire(ABC):
             return ""
         if card is None:
             return "it has sent no card"
-        if card.n + card.unlabelled > self.study.plan.max_cases:
-            cases = card.n + card.unlabelled
-            return f"it says that it has {cases} training cases, and [study] max_cases is {self.study.plan.max_cases}"
+        most = self.study.plan.max_cases
+        for split, cases in {"train": card.n + card.unlabelled, **card.scored}.items():
+            if cases > most:
+                kind = {"train": "training", "valid": "validation"}.get(split, split)
+                return f"it says that it has {cases} {kind} cases, and [study] max_cases is {most}"
+        if sum(card.scored.values()) > card.cases:
+            return f"it says that it scores {sum(card.scored.values())} of {card.cases} cases"
         return ""
 
-    def mismatch(self, site: SiteName, answer: Returned) -> str:
-        """Why a site cannot take part though it is there, in a sentence; empty if it can."""
+    def mismatch(self, answer: Returned) -> str:
+        """Why a site cannot take part though it is there; empty if it can."""
         if answer.head.error and answer.head.error not in ABSENT:
-            return f"site '{site}' cannot take part: {answer.said} (its own log says more)."
+            return f"{answer.said} (its own log says more)"
         card = answer.head.card
         if card is None:
             return ""
+        if wrong := incompatible(__version__, card.version):
+            return wrong
         ours = {
-            "version": (__version__, card.version),
             "study": (self.study.hash, card.study),
             "preprocessing": (fingerprint(self.study.preprocess), card.preprocessing),
         }
         for what, (here, there) in ours.items():
             if here != there:
-                remedy = "install the same consilium on both" if what == "version" else "compare the two installations"
-                return f"site '{site}' has another {what}: {there} where the server has {here}; {remedy}."
+                with_ = "" if card.version == __version__ else f" (it has consilium {card.version}, not {__version__})"
+                return (
+                    f"it has another {what}: {there} where the server has {here}; compare the two installations{with_}"
+                )
         unknown = set(card.labels) - set(self.study.facts.labels)
-        return f"site '{site}' has labels the study has not: {', '.join(sorted(unknown))}." if unknown else ""
+        return f"it has labels the study has not: {', '.join(sorted(unknown))}" if unknown else ""
 
 
 @contextmanager

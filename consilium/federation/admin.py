@@ -1,4 +1,4 @@
-"""The office: submits studies, follows them, and fetches what they found, with the certificate of its kit."""
+"""The administrator: submits studies, follows them, and fetches what they found, with the certificate of its kit."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.api_spec import AuthorizationError, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from consilium.errors import RunError, StudyError, WorkError
 from consilium.federation.cell_guard import guard_cells
+from consilium.federation.certificates import certificate_of
 from consilium.federation.downloads import copy_plain, guard_downloads, inside
 from consilium.federation.job_files import write_app
-from consilium.federation.project import OFFICE
-from consilium.federation.returning import FOLLOWED_BY, OUTCOME
+from consilium.federation.places import STANDING
+from consilium.federation.project import SUBMITS
+from consilium.federation.returning import AGAIN, FOLLOWED_BY, OUTCOME
 from consilium.federation.supervisor import kit_of
-from consilium.files import read_json
+from consilium.files import read_json, read_line
 from consilium.study import Study, with_plan
 
 TRIES = 5
 LAST = ("FINISHED", "FAILED", "ABANDONED")
+ONLY_WATCHES = "the server does not let this administrator do that: its kit is for watching only; use a submitter's."
 
 
 def for_federation(study: Study, sites: tuple[str, ...]) -> Study:
     """A study as it travels: its sites by name, no word about where data lie, and local models stay where they are."""
+    if study.task_fields.initial:
+        raise StudyError(
+            "[task] initial names a file of this machine, which the sites do not have; it is for simulation only."
+        )
     if study.pooled:
         raise StudyError("pooled training moves data to one place, so it is for simulation only (`consilium run`).")
     known = [*study.plan.sites, *study.plan.leave_out, *study.plan.away, *study.data.annotated]
@@ -47,8 +54,8 @@ def for_federation(study: Study, sites: tuple[str, ...]) -> Study:
     return with_plan(replace(study, method=method, data=replace(study.data, federation="")), sites=members)
 
 
-def write_job(study: Study, folder: Path) -> Path:
-    """A job in NVIDIA FLARE's layout: two small settings and the study; no code."""
+def write_job(study: Study, folder: Path, again: bool = False) -> Path:
+    """A job in NVIDIA FLARE's layout: two small settings and the study; no code. `again`: for a new run folder."""
     job = folder / study.name
     write_app(job / "app", study.to_toml())
     sites = [*study.plan.sites, *study.plan.leave_out]
@@ -57,40 +64,55 @@ def write_job(study: Study, folder: Path) -> Path:
         "resource_spec": {},
         "min_clients": 1,
         "deploy_map": {"app": ["server", *sites]},
+        AGAIN: again,
     }
     (job / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     return job
 
 
 @dataclass(frozen=True)
-class Office:
+class AdminClient:
     """A session with the server."""
 
     session: Session
     sites: tuple[str, ...]
+    role: str = SUBMITS  # as it is on the certificate; the server holds to it, whatever is said here
 
     def connected(self) -> list[str]:
         return sorted(client.name for client in _patiently(self.session.get_system_info).client_info)
+
+    def standing(self) -> dict[str, dict[str, Any]]:
+        """Of everyone connected, by the name on the certificate: `since` and `expires`, and of sites `round`, `run`."""
+        found = _patiently(lambda: self.session._do_command("check_status server"))
+        rows = (found.get("meta") or {}).get(STANDING) or ()  # a server before 0.2 has none
+        return {str(row["name"]): row for row in rows}
 
     def wait_for(self, sites: tuple[str, ...], seconds: float) -> None:
         """Until all these sites are connected."""
         end = time.monotonic() + seconds
         while missing := sorted(set(sites) - set(self.connected())):
             if time.monotonic() > end:
-                raise WorkError(f"{', '.join(missing)} did not connect within {seconds:.0f} s; look at their logs.")
+                raise WorkError(f"{', '.join(missing)} did not connect within {seconds:.0f} s; read their logs.")
             time.sleep(0.5)
 
-    def submit(self, study: Study) -> str:
-        """The job's name; its sites must be connected."""
-        study = for_federation(study, self.sites)
-        missing = sorted({*study.plan.sites, *study.plan.leave_out} - set(self.connected()))
+    def submit(self, study: Study, again: bool = False) -> str:
+        """The job's name; its sites must be connected.
+
+        A study that is finished already is not trained again, unless `again` asks for a new run.
+        """
+        if self.role != SUBMITS:
+            raise RunError(ONLY_WATCHES)
+        here = self.connected()
+        newer = [name for name in here if name in study.plan.sites and name not in self.sites]  # than this kit
+        study = for_federation(study, (*self.sites, *newer))
+        missing = sorted({*study.plan.sites, *study.plan.leave_out} - set(here))
         if missing:
             raise RunError(
                 f"not connected: {', '.join(missing)}. Start them with `consilium federation site`, or leave them out "
                 "with --set study.sites=[…]."
             )
-        with tempfile.TemporaryDirectory() as folder, _quietly():
-            return str(self.session.submit_job(str(write_job(study, Path(folder)))))
+        with tempfile.TemporaryDirectory() as folder, _asking():
+            return str(self.session.submit_job(str(write_job(study, Path(folder), again))))
 
     def state(self, job: str) -> str:
         return str(self._meta(job).get("status", ""))
@@ -100,7 +122,7 @@ class Office:
         end = time.monotonic() + seconds
         while not self.over(job):
             if time.monotonic() > end:
-                raise WorkError(f"job {job} is not over after {seconds:.0f} s: {self.state(job).lower()}.")
+                raise WorkError(f"job {job} has not ended after {seconds:.0f} s: {self.state(job).lower()}.")
             time.sleep(0.5)
         return self.state(job)
 
@@ -120,7 +142,7 @@ class Office:
         with self._results(job) as found:
             paths = list(found.glob("*/journal.jsonl"))
             lines = paths[0].read_text(encoding="utf-8").splitlines() if paths else []
-            return [json.loads(line) for line in lines[after:]]
+            return [read_line(line) for line in lines[after:]]
 
     def outcome(self, job: str) -> Mapping[str, Any]:
         """How a job that is over ended: `state` and what was `said`."""
@@ -153,7 +175,7 @@ class Office:
             if next_ := self.successor(job):
                 return next_
             time.sleep(1.0)
-        raise WorkError(f"job {job} was to go on as a new one, but there is none; `consilium federation resume {job}`.")
+        raise WorkError(f"job {job} was not resumed as a new job; use `consilium federation resume {job}`.")
 
     def follow(self, job: str) -> str:
         """Wait until a run is over, through however many jobs; returns the last of them."""
@@ -171,7 +193,7 @@ class Office:
         """The run folder of a job that is over; of a run that went on, only the last job has all of it."""
         last = self.latest(job)
         if last != job:
-            raise RunError(f"job {job} went on as {last}; `consilium federation fetch {last}` has the whole run.")
+            raise RunError(f"job {job} was resumed as {last}; `consilium federation fetch {last}` has the whole run.")
         with self._results(job) as found:
             outcome = read_json(found / "outcome.json")
             if not inside(found, outcome["run"]).is_dir():
@@ -184,15 +206,15 @@ class Office:
     def _results(self, job: str) -> Iterator[Path]:
         state = self.state(job)
         if not state.startswith(LAST):
-            raise RunError(f"job {job} is not over yet ({state.lower()}); wait for it, or stop it.")
+            raise RunError(f"job {job} is still running ({state.lower()}); wait for it, or stop it.")
         with tempfile.TemporaryDirectory() as folder:
-            with _quietly():
+            with _asking():
                 place = Path(self.session.download_job_result(job, folder))
             found = next(iter(sorted(place.rglob("results/outcome.json"))), None)
             if found is None:
                 raise RunError(
                     f"job {job} left no results ({state.lower()}): the server could not store them, as when its disk "
-                    "is full; its log says why. Everything committed is saved; when the cause is mended, "
+                    "is full; its log says why. Everything committed is saved; when the cause is fixed, "
                     f"`consilium federation resume {job}`."
                 )
             yield found.parent
@@ -206,24 +228,24 @@ class Office:
             raise RunError(
                 f"the run of job {job} is under way as job {last}; `consilium federation log {last}` shows it."
             )
-        with _quietly():
+        with _asking():
             return str(self.session.clone_job(last))
 
     def stop(self, job: str) -> None:
-        with _quietly():
+        with _asking():
             self.session.abort_job(job)
 
 
 @contextlib.contextmanager
-def open_office(kit: Path, seconds: float = 10.0) -> Iterator[Office]:
-    """Log in with the office's kit."""
-    facts = kit_of(kit, "office")
+def open_admin(kit: Path, seconds: float = 10.0) -> Iterator[AdminClient]:
+    """Log in with the administrator's kit."""
+    facts = kit_of(kit, "admin")
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     guard_cells()
     guard_downloads()
     session = _log_in(kit, seconds)
     try:
-        yield Office(session, tuple(facts["sites"]))
+        yield AdminClient(session, tuple(facts["sites"]), certificate_of(kit).role)
     finally:
         with _quietly():
             session.close()
@@ -231,15 +253,16 @@ def open_office(kit: Path, seconds: float = 10.0) -> Iterator[Office]:
 
 def _log_in(kit: Path, seconds: float) -> Session:
     """A session; a server that is just starting is asked again."""
+    user = certificate_of(kit).name
     end = time.monotonic() + seconds
     while True:
         try:
             with _quietly():
-                return new_secure_session(OFFICE, str(kit.resolve()), timeout=15.0, command_timeout=30.0)
+                return new_secure_session(user, str(kit.resolve()), timeout=15.0, command_timeout=30.0)
         except Exception as error:
             if time.monotonic() > end:
-                said = f"the server did not let the office in within {seconds:.0f} s: {error}"
-                raise WorkError(f"{said}; is it running, and is this its office's kit?") from error
+                said = f"the server did not let the administrator in within {seconds:.0f} s: {error}"
+                raise WorkError(f"{said}; is it running, and is this its admin's kit?") from error
         time.sleep(1.0)
 
 
@@ -247,12 +270,29 @@ def _patiently(question: Callable[[], Any]) -> Any:
     """An answer that may be asked for again: a server that is busy or just starting is no reason to give up."""
     for attempt in range(TRIES):
         try:
-            with _quietly():
+            with _asking():
                 return question()
         except NoConnection as error:
             if attempt == TRIES - 1:
                 raise WorkError(f"the server cannot be reached: {error}; is it running?") from error
             time.sleep(2.0)
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """One request to the server; what it says of a full disk, or of rights, becomes a sentence."""
+    try:
+        with _quietly():
+            yield
+    except AuthorizationError as error:
+        raise RunError(ONLY_WATCHES) from error
+    except Exception as error:
+        if "No space left on device" not in str(error) and "Disk quota exceeded" not in str(error):
+            raise
+        raise WorkError(
+            "the server's disk is full, so it cannot answer. Everything committed is saved; make room there, then ask "
+            "again, and go on with the run with `consilium federation resume JOB`."
+        ) from error
 
 
 @contextlib.contextmanager

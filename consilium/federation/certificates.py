@@ -1,0 +1,115 @@
+"""What certificates say, which of them the authority has revoked, and when they end.
+
+Nothing here imports NVIDIA FLARE: a supervisor reads its own certificate with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.x509.oid import NameOID
+
+from consilium.errors import DataError
+
+AHEAD = timedelta(days=30)  # an end that is nearer is warned of
+REVOKED = "revoked.pem"  # the authority's list, in a kit
+ROOT = Path("startup", "rootCA.pem")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate as its holder shows it."""
+
+    name: str  # the participant's
+    role: str  # of an administrator, in NVIDIA FLARE's word; else empty
+    serial: int
+    expires: datetime
+
+    @property
+    def days(self) -> int:
+        """Whole days until its end; negative once it is over."""
+        return (self.expires - datetime.now(UTC)).days
+
+    def warning(self) -> str:
+        """A sentence if its end is near or past; else empty."""
+        if self.expires - datetime.now(UTC) > AHEAD:
+            return ""
+        on = f"{self.expires:%Y-%m-%d}"
+        when = f"expired on {on}" if self.days < 0 else f"expires on {on}, in {self.days} days"
+        return (
+            f"the certificate of '{self.name}' {when}; the consortium renews it with `consilium federation kits renew`."
+        )
+
+
+def shown(pem: bytes) -> Certificate:
+    """Raises ValueError if it is no certificate."""
+    found = x509.load_pem_x509_certificate(pem)
+
+    def said(what: x509.ObjectIdentifier) -> str:
+        parts = found.subject.get_attributes_for_oid(what)
+        return str(parts[0].value) if parts else ""
+
+    return Certificate(
+        said(NameOID.COMMON_NAME), said(NameOID.UNSTRUCTURED_NAME), found.serial_number, found.not_valid_after_utc
+    )
+
+
+def certificate_of(kit: Path) -> Certificate:
+    """The kit's own."""
+    for name in ("client.crt", "server.crt"):
+        path = kit / "startup" / name
+        if path.is_file():
+            try:
+                return shown(path.read_bytes())
+            except ValueError as error:
+                raise DataError(f"{path} is no certificate: {error}; ask the consortium for a new kit.") from error
+    raise DataError(f"{kit} has no certificate in `startup`; ask the consortium for a new kit.")
+
+
+def sign_revoked(serials: Mapping[int, datetime], number: int, root: x509.Certificate, key: RSAPrivateKey) -> bytes:
+    """The list of revoked certificates as others read it too (X.509 CRL); a later list has a higher number."""
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(root.subject)
+        .last_update(datetime.now(UTC))
+        .next_update(root.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(number), critical=False)
+    )
+    for serial, when in sorted(serials.items()):
+        one = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()
+        builder = builder.add_revoked_certificate(one)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@dataclass(frozen=True)
+class Revoked:
+    """A list that the authority has signed."""
+
+    number: int = 0
+    serials: frozenset[int] = frozenset()
+
+
+def read_revoked(kit: Path) -> Revoked:
+    """The list in a kit; empty if there is none. Raises DataError if it is not of the kit's own authority."""
+    path = kit / REVOKED
+    try:
+        pem = path.read_bytes()
+    except FileNotFoundError:
+        return Revoked()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; restore the consortium's list.") from error
+    try:
+        found = x509.load_pem_x509_crl(pem)
+        key = x509.load_pem_x509_certificate((kit / ROOT).read_bytes()).public_key()
+        if not isinstance(key, RSAPublicKey) or not found.is_signature_valid(key):
+            raise ValueError("the consortium's authority has not signed it")
+        number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except (ValueError, OSError, x509.ExtensionNotFound) as error:
+        raise DataError(f"{path} is no list of revoked certificates: {error}; restore the consortium's.") from error
+    return Revoked(number, frozenset(one.serial_number for one in found))

@@ -1,0 +1,1 @@
+"""A page that shows a run while it is under way."""
