@@ -36,6 +36,11 @@ class Update:
     blur: float  # what rounding to float32 can do to the length
     start: str = ""  # the digest of where the site began; empty: the part is itself a change
 
+    @property
+    def size(self) -> float:
+        """The Euclidean length of what was sent."""
+        return self.blur * 2.0**23
+
 
 def updates_of(uplink: Any, start: Mapping[str, Weights]) -> dict[str, Update]:
     """Every model and tensor of a reply, by path, against what it was before the site trained; none that stayed."""

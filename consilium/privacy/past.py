@@ -22,20 +22,19 @@ import torch
 from torch import Tensor
 
 from consilium.files import append_lines
-from consilium.privacy.measuring import WIDTH, cosines, units
+from consilium.privacy.measuring import WIDTH, units
 from consilium.tree import message
 
 NEAR = 1e-4  # what float32 may add to a cosine, with a wide margin
 
 
-class Entry(NamedTuple):
+class AcceptedUpdate(NamedTuple):
     """One accepted update of one site to one part."""
 
     key: str  # phase/site/part
     length: float  # its logarithm
     turn: float | None  # the cosine with the direction before; None: it is the first
     shift: float
-    likeness: float | None  # the largest cosine with any update before; None: it is the first
     sketch: Tensor  # (WIDTH,) float32
     seal: str
 
@@ -54,11 +53,6 @@ class Sketches:
 
     def latest(self, count: int) -> Tensor:
         return self._rows.sketches[max(0, self._count - count) : self._count]
-
-    def largest_cosine(self, sketch: Tensor) -> float:
-        """Of all rows with a sketch, exactly as `cosines` gives it."""
-        about = self._about(sketch)
-        return max(cosines(self._rows.sketches[: self._count][about >= about.max() - NEAR], sketch))
 
     def has_within(self, sketch: Tensor, distance: float) -> bool:
         """Whether a row is at most so far from a sketch."""
@@ -98,16 +92,14 @@ class Trace:
     lengths: tuple[float, ...] = ()  # logarithms
     turns: tuple[float, ...] = ()  # cosines with the direction before
     shifts: tuple[float, ...] = ()
-    likenesses: tuple[float, ...] = ()  # the largest cosine with any update before
     sketches: Sketches = field(default_factory=Sketches)
     seals: tuple[str, ...] = ()
 
-    def plus(self, entry: Entry) -> Trace:
+    def plus(self, entry: AcceptedUpdate) -> Trace:
         return Trace(
             (*self.lengths, entry.length),
             self.turns if entry.turn is None else (*self.turns, entry.turn),
             (*self.shifts, entry.shift),
-            self.likenesses if entry.likeness is None else (*self.likenesses, entry.likeness),
             self.sketches.plus(entry.sketch),
             (*self.seals, entry.seal),
         )
@@ -119,19 +111,21 @@ class History:
 
     traces: Mapping[str, Trace] = field(default_factory=dict)  # by phase/site/part
     count: int = 0  # of entries
-    latest: tuple[Sequence[Entry], ...] = ()  # of the last two rounds: the last but one may be being saved only now
+    latest: tuple[
+        Sequence[AcceptedUpdate], ...
+    ] = ()  # of the last two rounds: the last but one may be being saved only now
 
     def of(self, phase: str, site: str, part: str) -> Trace:
         return self.traces.get(f"{phase}/{site}/{part}", Trace())
 
-    def with_entries(self, entries: Sequence[Entry]) -> History:
+    def with_entries(self, entries: Sequence[AcceptedUpdate]) -> History:
         """The history of one round more."""
         traces = dict(self.traces)
         for entry in entries:
             traces[entry.key] = traces.get(entry.key, Trace()).plus(entry)
         return History(traces, self.count + len(entries), (*self.latest[-1:], tuple(entries)))
 
-    def since(self, count: int) -> list[Entry]:
+    def since(self, count: int) -> list[AcceptedUpdate]:
         """The entries after the first `count`."""
         latest = [entry for entries in self.latest for entry in entries]
         assert self.count - len(latest) <= count <= self.count
@@ -144,7 +138,7 @@ EMPTY = History()
 # ---------------------------------------------------------------------------------------------- on disk
 
 
-def append_entries(entries: Iterable[Entry], path: Path, size: int) -> int:
+def append_entries(entries: Iterable[AcceptedUpdate], path: Path, size: int) -> int:
     """Write entries after the first `size` bytes of a file; returns its new size. They are on the disk then."""
     if path.exists() and path.stat().st_size > size:
         os.truncate(path, size)  # of rounds that were not committed
@@ -163,19 +157,19 @@ def read_entries(path: Path, size: int) -> tuple[History, int]:
     return History(EMPTY.with_entries(sound).traces, len(sound)), lost
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: AcceptedUpdate) -> str:
     sketch = base64.b64encode(entry.sketch.numpy().astype("<f4").tobytes()).decode()
-    text = json.dumps([*entry[:5], sketch, entry.seal])
+    text = json.dumps([*entry[:4], sketch, entry.seal])
     return f"{_sum(text.encode())} {text}\n"
 
 
-def _entry(line: bytes) -> Entry | None:
+def _entry(line: bytes) -> AcceptedUpdate | None:
     digest, _, text = line.partition(b" ")
     if digest != _sum(text).encode():
         return None
-    key, length, turn, shift, likeness, sketch, seal = json.loads(text)
+    key, length, turn, shift, *_, sketch, seal = json.loads(text)  # until 0.2 a likeness came before the sketch
     values = torch.from_numpy(np.frombuffer(base64.b64decode(sketch), "<f4").astype(np.float32))
-    return Entry(key, length, turn, shift, likeness, values, seal)
+    return AcceptedUpdate(key, length, turn, shift, values, seal)
 
 
 def _sum(text: bytes) -> str:
@@ -204,7 +198,7 @@ class OldHistory:
     def renewed(self) -> History:
         """The same history; all of it is to be saved."""
         entries = [
-            Entry(key, length, (None, *old.turns)[i], old.shifts[i], (None, *old.likenesses)[i], sketch, old.seals[i])
+            AcceptedUpdate(key, length, (None, *old.turns)[i], old.shifts[i], sketch, old.seals[i])
             for key, old in self.traces.items()
             for i, (length, sketch) in enumerate(zip(old.lengths, old.sketches))
         ]
