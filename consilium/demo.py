@@ -1,11 +1,10 @@
-"""The main job on built-in phantoms: six hospitals, four ways to train, a table, a page, a few routed predictions."""
+"""The demo on built-in phantoms: six hospitals, four methods, a table, a report and some routed predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,10 +13,12 @@ from consilium.data.phantoms import write_phantom
 from consilium.data.site_folder import read_federation
 from consilium.machine import default_workers
 from consilium.prediction import Prediction, predict
+from consilium.ready_studies import folder_of_studies
 from consilium.reporting import write_report
+from consilium.reports.comparing import compare
 from consilium.reports.reading import read_run
-from consilium.reports.tables import Comparison, compare, show
-from consilium.study import load_study
+from consilium.reports.tables import Comparison, show
+from consilium.study_reading import load_study
 from consilium.wires.processes import Pool
 
 DEFAULT_ROUNDS = 100
@@ -25,14 +26,14 @@ CASES, SIZE = 440, 64
 METHODS = ("pooled", "local", "fedavg", "fedsm")
 
 
-class Watcher(Protocol):
+class DemoWatcher(Protocol):
     def say(self, text: str) -> None: ...
     def show(self, event: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the demo found."""
+    """The result of the demo."""
 
     folder: Path
     comparison: Comparison
@@ -50,21 +51,16 @@ class Outcome:
         console.print(f"\nReport: {self.folder / 'report.html'}   Runs: {self.folder / 'runs'}")
 
 
-def study_file(name: str) -> Path:
-    """A study that comes with the package."""
-    return Path(str(resources.files("consilium") / "studies" / name))
-
-
-def run_demo(to: Path, rounds: int, seed: int, workers: int | None, watcher: Watcher) -> Outcome:
-    """Draw the hospitals, train four methods, compare and report; done parts are not repeated."""
+def run_demo(to: Path, rounds: int, seed: int, workers: int | None, watcher: DemoWatcher) -> Outcome:
+    """Draw the hospitals, train four methods, compare and report; finished parts are skipped."""
     data = to / f"retina-s{seed}"
     if not data.exists():
         watcher.say(f"drawing {CASES} eye photographs at six hospitals in {data}")
         write_phantom("retina", data, CASES, SIZE, seed)
     changes = [f'data.federation="{data.resolve()}"', f"study.rounds={rounds}", f"study.seed={seed}"]
-    studies = {name: load_study(study_file(f"demo_{name}.toml"), changes) for name in METHODS}
+    studies = {name: load_study(folder_of_studies() / f"demo_{name}.toml", changes) for name in METHODS}
     with Pool(default_workers() if workers is None else max(1, workers)) as pool:
-        # pooled training has one site and so uses one process: local training fills the others meanwhile
+        # pooled training has one site and uses one process: local training uses the others meanwhile
         with ThreadPoolExecutor(2) as pair:
             watch = {"pooled": None, "local": watcher.show}
             both = [pair.submit(simulation.run, studies[n], to / "runs", pool=pool, watch=w) for n, w in watch.items()]

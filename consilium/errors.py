@@ -1,4 +1,4 @@
-"""The two ways a command can end badly."""
+"""The errors that end a command: a mistake in the input, or a failure of the work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """A user's mistake: one sentence saying what is wrong, where, and what to do. Exit status 2."""
+    """A mistake in the input. The message is one sentence: what is wrong, where, and what to do. Exit status 2."""
 
 
 class StudyError(UserError):
@@ -14,17 +14,27 @@ class StudyError(UserError):
 
 
 class DataError(UserError):
-    """A federation on disk is not as it must be."""
+    """A federation on disk has faults."""
+
+
+class TableFaults(DataError):
+    """The tables of a federation on disk have faults; its images were not opened."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        super().__init__(text)
+        self.folder = folder
 
 
 class RunError(UserError):
-    """A run folder cannot be used as asked."""
+    """A run folder cannot be used in the requested way."""
 
 
 def not_a_run(path: Path) -> RunError:
-    """A folder was given that no run made; perhaps it holds some."""
-    inside = sorted(path.glob("*/study.toml"))
-    hint = f"it holds {len(inside)} of them: name one, such as {inside[0].parent}" if inside else "it has no study.toml"
+    """The error for a folder that is not a run folder; it names run folders inside."""
+    inside = sorted((*path.glob("*/study.toml"), *path.glob("runs/*/study.toml")))
+    hint = "it has no study.toml" if path.exists() else "there is no such folder"
+    if inside:
+        hint = f"it holds {len(inside)} of them: name one, such as {inside[0].parent}"
     return RunError(f"{path} is not a run: {hint}. Runs are the folders that `consilium run` makes.")
 
 
@@ -37,4 +47,4 @@ class WorkError(Exception):
 
 
 class WireError(WorkError):
-    """A site's answer that the run cannot do without did not come."""
+    """A required answer of a site did not arrive."""

@@ -1,4 +1,4 @@
-"""Frozen dataclasses and TOML: every key and type checked on the way in, every value written as TOML on the way out."""
+"""Reads TOML tables into frozen dataclasses with checks of every key and type, and writes them as TOML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of studies, sites and runs: it becomes a
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """What to write instead of an unknown word."""
+    """A hint with the valid word nearest to an unknown one."""
     valid = list(valid)
     close = difflib.get_close_matches(word.lower(), valid, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}."
@@ -55,7 +55,7 @@ _WORDS = {
 def _typed(value: Any, hint: Any, where: str) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
-        return _frozen(value)
+        return tuple(value) if isinstance(value, list) else value
     if origin in (Union, types.UnionType):
         for option in args:
             try:
@@ -82,10 +82,6 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise StudyError(f"{where} = {value!r}: it must be {_WORDS.get(hint, hint)}.")
     return value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def plain(item: Any) -> dict[str, Any]:

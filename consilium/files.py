@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all.
+"""Writes files completely or not at all.
 
-`durable` means: after a power cut the file is there. Its bytes are on the disk before it gets its name, and the folder
-that holds the name is on the disk before the call returns. `private` means: only its owner can read it, whatever the
-umask is; files are 0600, folders 0700.
+`durable`: the file survives a power cut. Its bytes are on the disk before it gets its name, and the folder that holds
+the name is on the disk before the call returns. `private`: only its owner can read it, whatever the umask is; files
+are 0600, folders 0700.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from consilium.errors import RunError
 
 _DRAFT = re.compile(r"\..+\.\d+")  # of a file being written: .name.process
-_SMALL = 1 << 18  # bytes; below, a copy costs less than a system call of its own
+_SMALL = 1 << 18  # bytes; below, a copy costs less than a separate system call
 
 Part = bytes | memoryview
 
@@ -72,7 +73,7 @@ def write_json(value: Any, path: Path, durable: bool = True, private: bool = Fal
 
 
 def append_lines(text: str, path: Path, durable: bool = False, private: bool = False) -> None:
-    """Add whole lines to a log. They start on a line of their own, even after one that a crash cut short."""
+    """Add whole lines to a log. They start on a new line, even after a line that a crash cut short."""
     new = not path.exists()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
@@ -122,15 +123,36 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} cannot be read ({error}); restore it, or start the study again elsewhere.") from error
 
 
+_CHECK = re.compile(r', "(.{3})": "(.{8})"\}$')  # at the end of a line: its own name may be damaged too
+
+
+def checked_line(facts: Mapping[str, Any]) -> str:
+    """Facts as one line of JSON that ends with a checksum of the rest."""
+    text = json.dumps(facts, allow_nan=False)
+    return f'{text[:-1]}, "crc": "{zlib.crc32(text.encode()):08x}"}}'
+
+
+def read_line(line: str) -> dict[str, Any]:
+    """The facts of a line; ValueError if they are not what was written. Version 0.1 wrote no checksum."""
+    found = _CHECK.search(line)
+    text = line[: found.start()] + "}" if found else line
+    facts = json.loads(text)
+    if found and found.groups() != ("crc", f"{zlib.crc32(text.encode()):08x}"):
+        raise ValueError("a line is not what was written")
+    if not isinstance(facts, dict) or "crc" in facts:
+        raise ValueError("a line is no event")
+    return facts
+
+
 def sweep_drafts(folder: Path) -> None:
-    """Delete what killed processes were writing, at any depth; only for a folder that nobody else is writing to."""
+    """Delete unfinished files of killed processes, at any depth; only for a folder without other writers."""
     for path in folder.rglob(".*"):
         if _DRAFT.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def _created(draft: Path, private: bool) -> FileIO:
-    """A new file to write to. One that a killed process left under this name may be open to others, so it goes."""
+    """A new file to write to. A file that a killed process left under this name may be open to others: delete it."""
     draft.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     return FileIO(os.open(draft, flags, 0o600 if private else 0o666), "wb")
@@ -142,7 +164,7 @@ def _restrict(descriptor: int, mode: int) -> None:
 
 
 def _close_folder(path: Path) -> None:
-    """Others may not look into a folder of ours; one of another owner is as its owner wants it."""
+    """Close our own folder to others; a folder of another owner is not changed."""
     found = path.stat()
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         path.chmod(0o700)

@@ -1,16 +1,21 @@
-"""What a study's result depends on beside the study itself, and which of its runs was made from that."""
+"""The inputs of a study beside the study itself (sites, files, code), and which of its runs used the current ones."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from consilium.data.cache import case_facts
-from consilium.plugins import plugin_hashes
-from consilium.run_folder import RunFolder, differences
+from consilium.extensions import code_hashes
+from consilium.hospital import RULES
+from consilium.policy import alias_of, simulated_secret
+from consilium.run_folder import RunFolder
+from consilium.run_origin import differences
+from consilium.site_opening import place_in
 from consilium.study import Study
-from consilium.worker import annotated_at, members_of
+from consilium.validation import annotated_at, members_of
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class RunPlace:
     """Where the run of a study is, or will be made."""
 
     path: Path
-    changed: tuple[str, ...] = ()  # what differs from the last run, where none was made from what lies there now
+    changed: tuple[str, ...] = ()  # differences from the last run, if no run used the current inputs
     last: Path | None = None  # that run
 
 
@@ -30,22 +35,33 @@ def current_inputs(study: Study) -> dict[str, Any]:
         name: case_facts(federation, federation.sites[name], study.preprocess, annotated_at(study, federation, name))
         for name in names
     }
-    return {"sites": sites, "plugins": plugin_hashes(study.plugins)}
+    return {"sites": sites, "plugins": code_hashes(study.plugins)}
 
 
 def place_of(study: Study, runs: Path, again: bool = False) -> RunPlace:
-    """The newest run of a study that was made from what lies on the disk now, else where a new one goes.
+    """The newest run of a study that used the current inputs, else the folder for a new run.
 
-    `again` asks for a new one in any case. A second run of the same study is called `<name>-s<seed>-<hash>-2`.
+    `again` always gives a new folder. A second run of the same study is called `<name>-s<seed>-<hash>-2`.
     """
     made = RunFolder.attempts(study, runs)
     fresh = RunFolder.path_of(study, runs, len(made) + 1)
-    if made and not (made[-1] / "origin.json").exists():  # it was stopped before it began
+    if made and not (made[-1] / "origin.json").exists():  # it was stopped before its first round
         fresh = made[-1]
     if again or not made:
         return RunPlace(fresh)
     now = current_inputs(study)
     for path in reversed(made):
-        if not differences(path, now):
+        if not differences(path, _as_told(now, study, path)):
             return RunPlace(path)
-    return RunPlace(fresh, tuple(differences(made[-1], now)), made[-1])
+    return RunPlace(fresh, tuple(differences(made[-1], _as_told(now, study, made[-1]))), made[-1])
+
+
+def _as_told(now: Mapping[str, Any], study: Study, run: Path) -> dict[str, Any]:
+    """The inputs as a run notes them: a site that goes by a hospital's rules tells its hashes under an alias."""
+    sites = {}
+    for name, facts in now["sites"].items():
+        secret = simulated_secret(study, name)
+        ruled = (place_in(run, name) / RULES).exists()
+        hidden = {key: alias_of(facts[key], secret) for key in ("table", "arrays") if ruled and key in facts}
+        sites[name] = {**facts, **hidden}
+    return {**now, "sites": sites}

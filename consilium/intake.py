@@ -1,4 +1,4 @@
-"""The server's door: what a site sent, if it can be used, or why not. Behind it nothing is checked again."""
+"""Checks every reply of a site once, at the server: the usable message, or the reason why it is rejected."""
 
 from __future__ import annotations
 
@@ -11,44 +11,78 @@ import torch
 
 from consilium import tree
 from consilium.messages import ScoreSheet
-from consilium.method import Maybe
+from consilium.method import CasesOf, Maybe
 from consilium.score_sheets import Scorer, rows_of
-from consilium.scores import Row
+from consilium.scores.rows import ScoreRow
 from consilium.site import Round
 from consilium.tree import Packet
-from consilium.weights import SMALL, Weights
+from consilium.weights import SMALL, SiteName, Weights
 
 T = TypeVar("T")
-LARGEST = 1e15  # of any number in a reply: squares, and sums of a hundred million of them, still fit into 32 bits
-MOST = 2**40  # of anything that is counted
+LARGEST = 1e15  # bound of any number in a reply: sums of 10⁸ squares still fit into 32-bit floats
+MOST = 2**40  # bound of any count
 LONGEST = 1000  # characters of a text
+STATE = 1e12  # bound of any number in a merged state: variances of unscaled images reach 1e10
 
 
-def accepted(packet: Packet, kind: type[T], expected: T) -> tuple[T, str] | tuple[None, str]:
-    """The message in a reply, or None and why it cannot be merged; nothing else is let through to a method.
+def accepted(
+    packet: Packet, kind: type[T], expected: T, cases: Mapping[str, int] | None = None
+) -> tuple[T, str] | tuple[None, str]:
+    """The message in a reply, or None and the reason why it cannot be merged.
 
-    The reply is to the order that was sent: whose it is, and of which round, the wire knows.
+    The wire knows the site and the round of the reply. `cases` are the numbers that the site declared, by split.
     """
     try:
-        uplink = tree.unflatten(packet, kind)
+        uplink = tree.unflatten(packet, kind, whole=True)
     except tree.PacketError as error:
         return None, str(error)
-    fault = _fault(uplink, expected, "")
+    fault = _fault(uplink, expected, "", cases or {})
     return (None, fault) if fault else (uplink, "")
 
 
-def scored(packet: Packet, scorer: Scorer, round: Round) -> tuple[list[Row], str] | tuple[None, str]:
-    """The scores in a reply, or None and why the sheet is refused as a whole."""
+def scored(packet: Packet, scorer: Scorer, round: Round) -> tuple[list[ScoreRow], str] | tuple[None, str]:
+    """The scores in a reply, or None and the reason why the whole sheet is rejected."""
     try:
-        return rows_of(tree.unflatten(packet, ScoreSheet), scorer, round), ""
+        return rows_of(tree.unflatten(packet, ScoreSheet, whole=True), scorer, round), ""
     except tree.PacketError as error:
         return None, str(error)
 
 
-def _fault(value: Any, like: Any, path: str) -> str:
-    """Where a part of a message is not as the expected one: names, keys, lengths, shapes, types, finite numbers."""
+def spoilt(merged: Any, before: Any) -> str:
+    """Why a merged state cannot be kept, as the end of a sentence; values of the state before are not checked."""
+    known = {id(part) for part in tree.split(before).weights.values()}
+    parts = [part for part in tree.split(merged).weights.values() if id(part) not in known]
+    most = max(map(_largest, parts), default=0.0)
+    if most <= STATE:
+        return ""
+    return f"holds values up to {most:.3g}" if math.isfinite(most) else "is not finite"
+
+
+def by_size(replies: Mapping[SiteName, Any]) -> list[tuple[SiteName, float]]:
+    """The largest value of each reply's weights, in descending order."""
+    found = {
+        name: max(map(_largest, tree.split(reply).weights.values()), default=0.0) for name, reply in replies.items()
+    }
+    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _largest(weights: Weights) -> float:
+    """The largest absolute value; infinite if one is not a number."""
+    most = 0.0
+    for tensor in weights.values():
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = (side.item() for side in torch.aminmax(tensor))
+            most = max(most, -low, high) if math.isfinite(low + high) else math.inf
+    return most
+
+
+def _fault(value: Any, like: Any, path: str, cases: Mapping[str, int]) -> str:
+    """Where a message differs from the expected one: names, keys, lengths, shapes, types, finite numbers."""
     if isinstance(like, Maybe):
-        return "" if value is None else _fault(value, like.like, path)
+        return "" if value is None else _fault(value, like.like, path, cases)
+    if isinstance(like, CasesOf):
+        most = cases.get(like.split, 0)
+        return "" if 0 <= value <= most else f"'{path}' is {value}, where the site has {most} {like.split} cases"
     if (value is None) != (like is None):
         return f"'{path}' is {'missing' if value is None else 'not expected in this phase'}"
     if isinstance(value, Weights):
@@ -57,15 +91,16 @@ def _fault(value: Any, like: Any, path: str) -> str:
         return _tensor_fault(value, like, path, "{} is expected")
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
-        return _first((getattr(value, n), getattr(like, n), _under(path, n.removesuffix("_"))) for n in names)
+        parts = ((getattr(value, n), getattr(like, n), _under(path, n.removesuffix("_"))) for n in names)
+        return _first(parts, cases) or _contradiction(value, path)
     if isinstance(value, Mapping):
         for key in sorted(value.keys() ^ like.keys()):
             return f"'{_under(path, key)}' is {'missing' if key in like else 'not expected'}"
-        return _first((value[key], like[key], _under(path, key)) for key in value)
+        return _first(((value[key], like[key], _under(path, key)) for key in value), cases)
     if isinstance(value, tuple):
         if len(value) != len(like):
             return f"'{path}' has {len(value)} values, where {len(like)} are expected"
-        return _first((part, like[i], _under(path, str(i))) for i, part in enumerate(value))
+        return _first(((part, like[i], _under(path, str(i))) for i, part in enumerate(value)), cases)
     if isinstance(value, float) and not abs(value) <= LARGEST:
         return f"'{path}' is {'too large' if math.isfinite(value) else 'not finite'}"
     if isinstance(value, int) and not (0 if like >= 0 else -MOST) <= value <= MOST:  # whole numbers count something
@@ -75,8 +110,15 @@ def _fault(value: Any, like: Any, path: str) -> str:
     return ""
 
 
-def _first(parts: Iterable[tuple[Any, Any, str]]) -> str:
-    return next((fault for part in parts if (fault := _fault(*part))), "")
+def _first(parts: Iterable[tuple[Any, Any, str]], cases: Mapping[str, int]) -> str:
+    return next((fault for part in parts if (fault := _fault(*part, cases))), "")
+
+
+def _contradiction(value: Any, path: str) -> str:
+    """A contradiction between the values of a message, which ranges of single values cannot find."""
+    check = getattr(value, "contradiction", None)
+    why = check() if check else ""
+    return f"'{path}': {why}" if why and path else why
 
 
 def _weights_fault(weights: Weights, like: Weights, path: str) -> str:
@@ -100,7 +142,7 @@ def _tensor_fault(tensor: torch.Tensor, like: torch.Tensor, path: str, wanted: s
 def _value_fault(tensor: torch.Tensor, path: str) -> str:
     if tensor.dtype == torch.bool or not tensor.numel():
         return ""
-    low, high = (side.item() for side in torch.aminmax(tensor))  # NaN if one is
+    low, high = (side.item() for side in torch.aminmax(tensor))  # NaN if any value is NaN
     if low >= -LARGEST and high <= LARGEST:
         return ""
     return f"'{path}' holds values that are {'too large' if math.isfinite(low + high) else 'not finite'}"

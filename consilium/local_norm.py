@@ -1,7 +1,7 @@
 """The BatchNorm policy of a study: which normalisation tensors stay at the site instead of being averaged.
 
-It works on packets, so no method knows of it. A model has the same field name in every message; with the site's own
-name taken out of the path, `personal/hk/…` in a release is the `personal/…` of hk's order and reply.
+It works on packets, so methods need not know it. A model has the same field name in every message. Without the site's
+own name in the path, `personal/hk/…` in a release is the `personal/…` of hk's order and reply.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from consilium.errors import StudyError
+from consilium.local_training import Local
 from consilium.method import Method
-from consilium.site import Local, Task
+from consilium.task import Task
 from consilium.tree import Packet, message
 from consilium.weights import SiteName, Weights
 
 
 @lru_cache
 def _kept_type(memory: type) -> type:
-    """What a site's shelf holds: the method's memory, and the site's own normalisation by path."""
+    """The content of a site's memory: the method's memory, and the site's own normalisation by path."""
 
     @message
     class Kept:
@@ -73,7 +74,7 @@ class LocalNorm:
         local = {path: key for path in reply.tensors if (key := self._key(path)) is not None and key in theirs}
         # a phase that sends no model leaves the site's normalisation as it was
         alone = [path for path in reply.tensors if self._key(path) is not None and path not in local]
-        if alone:  # fail closed: what stays at the site has no place in this reply
+        if alone:  # fail closed: local normalisation must not be in this reply
             raise StudyError(f"this method would send '{alone[0]}', which local.batchnorm keeps at the site.")
         own = Weights({**(before or {}), **{key: reply.tensors[path] for path, key in local.items()}})
         tensors = {

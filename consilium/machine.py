@@ -25,6 +25,9 @@ def default_workers() -> int:
 
 def pick_device(wanted: str, index: int) -> str:
     """The device of a site: sites are spread over the GPUs of the machine."""
+    kind, _, number = wanted.partition(":")
+    if kind not in ("auto", "cpu", "cuda", "mps") or (number and not number.isdecimal()):
+        raise StudyError(f"[local] device = '{wanted}': it is one of auto, cpu, cuda, cuda:1, mps.")
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if wanted == "cuda" and torch.cuda.is_available():
@@ -34,6 +37,11 @@ def pick_device(wanted: str, index: int) -> str:
     except (RuntimeError, AssertionError) as error:
         raise StudyError(f"[local] device = '{wanted}' cannot be used on this machine: {error}") from error
     return wanted
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def peak_memory_mb() -> float:

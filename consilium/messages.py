@@ -18,8 +18,9 @@ from torch import Tensor
 from consilium import tree
 from consilium.data.profile import DataProfile
 from consilium.fields import NAME, plain
+from consilium.ranges import Items, OneOf, Range, TensorRows, Text
 from consilium.site import ROUNDS, Count, Label, Labels, Roster, Round, RoundIndex, SiteCard, SiteId
-from consilium.tree import Items, OneOf, Packet, Range, Table, Text, message
+from consilium.tree import Packet, message
 from consilium.weights import SiteName
 
 REASONS = {
@@ -28,8 +29,18 @@ REASONS = {
     "rounds": "its hospital.toml allows no more rounds",
     "scores": "its hospital.toml allows no more scorings",
     "privacy": "its hospital.toml demands differential privacy, and this study has none or too little",
+    "budget": "its privacy budget is used up",
     "bytes": "its hospital.toml allows no more bytes to leave",
     "labels": "its hospital.toml names other labels",
+    "approval": "nobody there has approved this study yet (`consilium federation review` at the hospital)",
+    "rejected": "a person there has rejected this study",
+    "parameters": "its hospital.toml allows no network with so many parameters ([limits] model_parameters)",
+    "weights": "its hospital.toml allows no network of so many bytes ([limits] model_bytes)",
+    "layers": "its hospital.toml allows no network with so many layers ([limits] layers)",
+    "ram": "training takes more memory than its hospital.toml allows or its machine has ([limits] memory_bytes)",
+    "storage": "its hospital.toml allows no more on its disk ([limits] disk_bytes)",
+    "cache": "its hospital.toml allows no preprocessed images of that size ([limits] cache_bytes)",
+    "time": "its hospital.toml allows no more time ([limits] round_seconds, run_seconds)",
     "name": "its site.toml names another site than its kit",
     "data": "its tables or images have faults",
     "device": "its device cannot be used",
@@ -39,6 +50,7 @@ REASONS = {
     "foreign": "the message was of another run, method or site",
     "damaged": "the message was damaged on its way",
     "infinite": "values that are not finite came in or would have left",
+    "signature": "the server has not signed the release, or it is not what was signed",
     "size": "its answer is larger than this method's update",
     "late": "no answer by the deadline",
     "gone": "its process has ended",
@@ -49,7 +61,10 @@ REASONS = {
     "away": "it is not connected",
     "failed": "training failed there",
 }
-POLICY = ("method", "rounds", "scores", "privacy", "bytes", "labels")  # a site's own rules say no
+POLICY = (  # a site's own rules say no
+    "method", "rounds", "scores", "privacy", "budget", "bytes", "labels", "approval", "rejected", "parameters",
+    "weights", "layers", "ram", "storage", "cache", "time",
+)  # fmt: skip
 SCORED = ("valid", "test")
 CASES = 1 << 24  # in one score sheet, and in one split of a site
 SLICES = 1 << 16  # of one volume
@@ -71,6 +86,14 @@ class Members:
 
 
 @message
+class Seal:
+    """A signature, and the certificate of the key that made it."""
+
+    signature: Annotated[str, Text(1 << 12, "[A-Za-z0-9+/=]+")]
+    certificate: Annotated[str, Text(1 << 14, "[A-Za-z0-9+/=]+")]  # DER in base64
+
+
+@message
 class Request:
     """What the server asks of one site."""
 
@@ -85,6 +108,8 @@ class Request:
     header: Annotated[str, Text(1 << 24)] = ""  # the order's own, where its tensors are in a file for several
     # the order's tensors by path, and a name of each one's content: what the site holds already is not sent
     tensors: Annotated[Mapping[Annotated[str, Text(1000)], Digest], Items(1 << 20)] = field(default_factory=dict)
+    profile: DataProfile | None = None  # when delivering: ranges over all training images, if the sites said them
+    seal: Seal | None = None  # when delivering: the server's signature of the release
 
 
 @lru_cache(maxsize=8)
@@ -107,11 +132,13 @@ class Envelope:
     merged: Mapping[SiteName, int] = field(default_factory=dict)  # the last round the server merged from a site, or −1
     wanted: Mapping[SiteName, Sequence[int]] = field(default_factory=dict)  # memories asked for again
     full: bool = False  # when scoring: all scores, and models of other sites too
+    profile: DataProfile | None = None  # when delivering: what the training images were like
 
     def request(self, do: str, site: SiteName, roster: str) -> Request:
         """What one site is asked; it is told about itself only."""
         wanted = tuple(self.wanted.get(site, ()))
-        return Request(do, self.run, self.method, self.round, self.merged.get(site, -1), wanted, self.full, roster)
+        merged = self.merged.get(site, -1)
+        return Request(do, self.run, self.method, self.round, merged, wanted, self.full, roster, profile=self.profile)
 
 
 # ------------------------------------------------------------------------------------------ site → server
@@ -167,8 +194,8 @@ class ScoreSheet:
     labels: Annotated[tuple[Label, ...], Items(1 << 10)]
     metrics: Annotated[tuple[Annotated[str, Text(200)], ...], Items(1 << 14)]
     # model, split, case (−1: the site as a whole), slice (−1: the whole case), label, metric
-    rows: Annotated[Tensor, Table(torch.int32, 1 << 26, 6)]
-    values: Annotated[Tensor, Table(torch.float64, 1 << 26)]
+    rows: Annotated[Tensor, TensorRows(torch.int32, 1 << 26, 6)]
+    values: Annotated[Tensor, TensorRows(torch.float64, 1 << 26)]
 
 
 # ------------------------------------------------------------------------------------------ behind the door
@@ -184,6 +211,7 @@ class Reply:
     memory_mb: float = 0.0  # the answering process's peak
     sent: int | None = None  # bytes of the order that travelled, where the site held some of it already
     error: str = ""  # the word of `REASONS`, if the site said one
+    came: int | None = None  # bytes of the packet on its way, where it was packed
 
 
 @dataclass(frozen=True)
@@ -193,7 +221,7 @@ class RollCall:
     members: Roster
     audience: Mapping[SiteName, bool]  # every site that scores, and whether it is outside the federation
     facts: Mapping[SiteName, SiteFacts]
-    left_out: Mapping[SiteName, str] = field(default_factory=dict)  # sites whose cards cannot be believed, and why
+    left_out: Mapping[SiteName, str] = field(default_factory=dict)  # sites that cannot take part, and why
     rejoined: Mapping[SiteName, str] = field(default_factory=dict)  # sites that go on without their memory, and why
 
 
@@ -208,6 +236,22 @@ def card_from_json(facts: Mapping[str, Any]) -> SiteCard:
 
 
 __all__ = [
-    "CASES", "POLICY", "REASONS", "SCORED", "SLICES", "AnswerHead", "Envelope", "Members", "Reply", "Request",
-    "RollCall", "ScoreSheet", "ScoredModel", "SiteFacts", "card_from_json", "card_to_json", "roster_of",
+    "CASES",
+    "POLICY",
+    "REASONS",
+    "SCORED",
+    "SLICES",
+    "AnswerHead",
+    "Envelope",
+    "Members",
+    "Reply",
+    "Request",
+    "RollCall",
+    "ScoreSheet",
+    "ScoredModel",
+    "Seal",
+    "SiteFacts",
+    "card_from_json",
+    "card_to_json",
+    "roster_of",
 ]  # fmt: skip

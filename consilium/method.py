@@ -1,6 +1,6 @@
-"""A method is six verbs over five messages; the object holds hyper-parameters only.
+"""A method is six functions over five messages; the object holds hyper-parameters only.
 
-The smallest method, federated averaging of one number, whole:
+A complete example, federated averaging of one number:
 
     @dataclass(frozen=True)
     class Average(Method):
@@ -31,14 +31,20 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from consilium import tree
-from consilium.site import Batch, Local, OneModel, Predictor, Roster, Round, Site, SiteCard, Task, WithOthers
-from consilium.tree import bare, hints_of, message
+from consilium.batch import Batch
+from consilium.local_training import Local
+from consilium.message_parsing import bare, hints_of
+from consilium.predictor import OneModel, Predictor, WithOthers
+from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
+from consilium.task import Task
+from consilium.tree import message
 from consilium.weights import SiteName, Weights
 
 LossOfBatch = Callable[[Batch], Callable[[Any], Tensor]]  # labels are made once per batch, the loss of many outputs
 
 __all__ = [
     "Best",
+    "CasesOf",
     "GlobalModel",
     "LossOfBatch",
     "Maybe",
@@ -47,15 +53,13 @@ __all__ = [
     "PersonalModel",
     "Phase",
     "Valid",
-    "away_as",
     "message",
-    "timeline",
 ]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of rounds with one protocol."""
+    """Consecutive rounds with one protocol."""
 
     name: str
     rounds: int
@@ -65,7 +69,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Valid:
-    """A validation score, and the round it was taken."""
+    """A validation score and its round."""
 
     value: float
     round: int
@@ -73,7 +77,7 @@ class Valid:
 
 @dataclass(frozen=True)
 class Best:
-    """A server state worth keeping, and the validation scores it was chosen by: "super", "global", "personal/hk" …"""
+    """A server state to keep, and the validation scores that chose it: "super", "global", "personal/hk" …"""
 
     server: Any
     valid: Mapping[str, Valid]
@@ -85,20 +89,31 @@ class Maybe:
     """In `blank`: a part that a site may send or leave out."""
 
     like: Any
-    once: bool = False  # it is left out unless the order says `wanted`; else it is sent as a rule
+    once: bool = False  # True: sent only if the order says `wanted`; False: usually sent
+
+
+class CasesOf(int):
+    """In `blank`: a number of cases of one split, from 0 to as many as the site declared at roll call."""
+
+    split: str  # train, valid, test
+
+    def __new__(cls, split: str) -> CasesOf:
+        made = super().__new__(cls, 0)
+        made.split = split
+        return made
 
 
 @message
 class OptimizerState:
     """What an optimiser keeps between rounds, by parameter name."""
 
-    step: int
+    step: Count
     slots: Mapping[str, Weights]  # for Adam: exp_avg, exp_avg_sq
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Six verbs, functions of their arguments. See the module's example."""
+    """Six functions without side effects: `start send train merge release deploy`. See the module's example."""
 
     Server: ClassVar[type]
     Downlink: ClassVar[type]
@@ -110,12 +125,14 @@ class Method(ABC):
     deployable: ClassVar[bool] = True  # False: simulation only
     pooled: ClassVar[bool] = False  # True: trains on one virtual site that holds all cases
     unlabelled: ClassVar[bool] = False  # True: also learns from cases without a mask, by labels it makes itself
+    private: ClassVar[bool] = False  # True: the site uses its training cases in `fit` only, so DP-SGD covers them
     optimizer_state: ClassVar[str] = ""  # "fresh": the method fixes [local] optimizer_state; empty: the study decides
+    prediction: ClassVar[str] = "one"  # forward passes per case, as the headline's predictor counts them in `passes`
     differences: ClassVar[tuple[str, ...]] = ()  # from the paper, as its page says
 
     @message
     class Memory:
-        """Kept by one site between rounds, never sent. A method that keeps more derives its own from this."""
+        """A site's state between rounds, never sent. A method that keeps more derives its own from this."""
 
         states: Mapping[str, OptimizerState] = field(default_factory=dict, kw_only=True)  # of optimisers, if kept
 
@@ -123,7 +140,7 @@ class Method(ABC):
         return [Phase("train", rounds)]
 
     def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
-        """Refuse a study that cannot work (StudyError); return warnings for one that is only unusual."""
+        """Reject a study that cannot work (StudyError); return warnings for an unusual one."""
         return []
 
     def remember(self, site: Site) -> Any:
@@ -135,52 +152,64 @@ class Method(ABC):
         names = {f.name for f in dataclasses.fields(self.Memory)}
         return bool(names - ({"states"} if local.optimizer_state == "fresh" else set()))
 
+    def not_private(self) -> str:
+        """Why DP-SGD would not protect patients in this method, as a clause; empty if it does."""
+        return "" if self.private else "its sites take steps of their own that no noise is added to"
+
+    def passes(self, rounds: int, epochs: int) -> int:
+        """The greatest number of passes of a site over its training cases, each of `epochs` epochs."""
+        return sum(phase.rounds for phase in self.phases(rounds))
+
+    def noised_statistics(self) -> int:
+        """The number of separately noised statistics that a site sends over a whole run."""
+        return 0
+
     @abstractmethod
     def start(self, task: Task, roster: Roster) -> Any: ...
 
     @abstractmethod
     def send(self, server: Any, site: SiteCard, round: Round) -> Any | None:
-        """What this site gets this round; None: it sits the round out."""
+        """The downlink of this site in this round; None: the site does not take part."""
 
     @abstractmethod
     def train(self, site: Site, memory: Any, got: Any, round: Round) -> tuple[Any, Any]:
-        """The site's work: an uplink, and its new memory."""
+        """Train at the site; returns the uplink and the new memory."""
 
     @abstractmethod
     def merge(self, server: Any, replies: Mapping[SiteName, Any], round: Round) -> Any:
-        """The server's work, for any non-empty subset of the sites."""
+        """Merge the replies of any non-empty subset of the sites; returns the server's new state."""
 
     @abstractmethod
     def release(self, server: Any, site: SiteCard | None) -> Any:
-        """What a site gets to use; None: a hospital outside the federation."""
+        """The models for a site; `site` None: for a hospital outside the federation."""
 
     @abstractmethod
     def deploy(self, task: Task, memory: Any | None, released: Any) -> Predictor: ...
 
     def keep(self, best: Best, now: Best) -> Best:
-        """After every scored round: the state to keep. Here: the higher validation site mean of the headline model."""
+        """The state to keep after a scored round; by default the higher validation site mean of the headline model."""
         old, new = best.valid.get(self.headline), now.valid.get(self.headline)
         return best if old and new and old.value >= new.value else now
 
     def trained_loss(self, site: Site, server: Any, memory: Any | None, round: Round) -> LossOfBatch:
-        """What the sites minimise in a round, for analyses of a finished run: from a batch to a loss of the output.
+        """The loss that a site minimises in a round, for analyses: from a batch to a loss of the output.
 
-        Here: the task's own loss on the annotation of the batch. `memory` is None where the site's is not at hand.
+        By default the task's loss on the annotation of the batch. `memory` is None if the site's is not available.
         """
         return lambda batch: partial(site.task.loss, batch=batch)
 
     def started_from(self, server: Any, site: SiteCard, sent: Any) -> Mapping[str, Weights]:
-        """What the parts of a site's uplink were before it trained, by path: an update is measured from there.
+        """The starting weights of each part of a site's uplink, by path; updates are measured from them.
 
-        Here: what was sent under the same name. A part without a start is itself a change, such as a gradient.
+        By default the weights sent under the same name. A part without a start is itself a change, such as a gradient.
         """
         return tree.split(sent).weights
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Any:
         """The expected uplink on the meta device: names, shapes, types, which fields are None.
 
-        Here: every `Weights` field has the shape of the model, every number is zero, messages inside likewise. What
-        may be None, and the keys of a mapping or the length of a tuple, only the method itself can say.
+        By default every `Weights` field has the shape of the model and every number is zero, also in nested messages. A
+        method overrides this if fields may be None, or for mappings and tuples.
         """
         return _blank(self.Uplink, task)
 
@@ -197,7 +226,7 @@ def _blank(kind: Any, task: Task) -> Any:
 
 
 class GlobalModel(Method):
-    """One shared model goes down, comes back trained, and is merged; `train` and `merge` are the method's own."""
+    """Sites get one shared model, train it and send it back; a method defines `train` and `merge`."""
 
     headline: ClassVar[str] = "global"
 
@@ -213,8 +242,8 @@ class GlobalModel(Method):
     @message
     class Uplink:
         global_: Weights
-        loss: float  # mean training loss of the round
-        steps: int
+        loss: Loss  # mean training loss of the round
+        steps: Count
 
     @message
     class Release:
@@ -234,7 +263,7 @@ class GlobalModel(Method):
 
 
 class PersonalModel(Method):
-    """One shared model goes down; every site makes one of its own, keeps it as `Memory.personal` and uses it."""
+    """Sites get one shared model; each makes its own model from it, keeps it as `Memory.personal` and uses it."""
 
     headline: ClassVar[str] = "personal"
     when: ClassVar[str] = "trained"  # the site's own model; or "adapted", after the paper's rounds
@@ -258,25 +287,6 @@ class PersonalModel(Method):
         common = OneModel(task, released.global_, "global")
         if memory is None or not released.home:
             return common
-        # before there is one of its own the shared model stands in, and its scores say so
+        # before a site has its own model it uses the shared one, and the scores say so
         own, when = (released.global_, "merged") if memory.personal is None else (memory.personal, self.when)
         return WithOthers(OneModel(task, own, "personal", released.home, when), (common,))
-
-
-def timeline(method: Method, rounds: int, score_every: int = 0) -> list[tuple[Phase, Round]]:
-    """Every round of a run, with its phase; scores are taken every so many rounds, and after the last of a phase."""
-    line: list[tuple[Phase, Round]] = []
-    aside = 0  # rounds so far that are not the paper's; the latest stretch of them counts on from the paper's
-    for phase in method.phases(rounds):
-        if phase.counts:
-            aside = sum(not other.counts for other, _ in line)
-        for step in range(phase.rounds):
-            last = step + 1 == phase.rounds
-            scored = phase.counts and score_every > 0 and (last or (step + 1) % score_every == 0)
-            line.append((phase, Round(len(line), phase.name, step, phase.rounds, aside, scored)))
-    return line
-
-
-def away_as(phase: Phase, round: Round, rounds: int) -> int | str:
-    """How `[study] away` names a round: by its number, or as "teacher:1" where that is the number of another round."""
-    return round.number if phase.counts or round.number > rounds else f"{phase.name}:{round.number}"

@@ -14,7 +14,10 @@ from consilium.local_norm import LocalNorm
 from consilium.messages import AnswerHead, Request, ScoreSheet, SiteFacts
 from consilium.policy import Policy
 from consilium.privacy.dp import Noise, refuse_not_finite
+from consilium.privacy.ledger import entries_of
+from consilium.site import Spent
 from consilium.study import Study
+from consilium.transport import Rounding
 from consilium.tree import Packet, flatten
 from consilium.weights import Weights
 
@@ -39,6 +42,7 @@ class SiteRules:
     order: Packet | None = None  # what came in
     before: Weights | None = None  # the site's own normalisation as it was
     keep: Callable[[Weights | None], None] = lambda own: None  # store what stays
+    spent: tuple[Spent, ...] = ()  # what training cost, by DP-SGD
 
 
 def strip_what_must_not_leave(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
@@ -85,6 +89,13 @@ def clip_and_add_noise(out: Outgoing, site: SiteRules, request: Request) -> Outg
     return replace(out, packet=noise.over(out.packet, site.order, request.run, request.round))
 
 
+def round_for_transport(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
+    """Round the update's numbers to those that travel, where the study sends them in two bytes."""
+    if request.do != "train" or out.packet is None:
+        return out
+    return replace(out, packet=Rounding(site.study.plan.transport).of(out.packet))
+
+
 def refuse_what_is_not_finite(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
     """Let no update leave that holds NaN or infinity."""
     if request.do == "train" and out.packet is not None:
@@ -99,7 +110,8 @@ def log_and_let_go(out: Outgoing, site: SiteRules, request: Request) -> Outgoing
     """
     card = out.content if isinstance(out.content, SiteFacts) else None
     out = replace(out, head=replace(out.head, card=card))
-    site.policy.let_go(request, out.head, out.packet, site.study)
+    entries = entries_of(out.content, request.do, site.study.privacy, site.spent)
+    site.policy.let_go(request, out.head, out.packet, site.study, entries)
     return out
 
 
@@ -109,6 +121,7 @@ STEPS = (
     pack,
     keep_local_normalisation,
     clip_and_add_noise,
+    round_for_transport,
     refuse_what_is_not_finite,
     log_and_let_go,
 )

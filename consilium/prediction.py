@@ -1,39 +1,69 @@
-"""Using a run: images in, masks out, with the model that answered and why."""
+"""Predicts with a run: writes a mask or class per image, with the model that answered and the reason."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from consilium.data.dicom import require_dicom, series_of, write_segmentation
+from consilium.data.dicom import require_dicom, series_of
 from consilium.data.formats import IMAGE_SUFFIXES, stack_of
-from consilium.data.images import holds_dicom, images_in, pictures_in, read_image, together, write_mask
-from consilium.data.preprocess import forward, invert
-from consilium.data.profile import DataProfile, image_facts, unlike
+from consilium.data.image_folders import images_in, pictures_in
+from consilium.data.images import holds_dicom, read_image, together
+from consilium.data.mask_files import invert, write_mask, write_segmentation
+from consilium.data.preprocess import forward
+from consilium.data.profile import DataProfile, image_facts, read_profile, unlike
 from consilium.data.site_folder import inside_of
 from consilium.errors import DataError, RunError, StudyError
 from consilium.export import package
 from consilium.export.package import is_package, open_package
+from consilium.fields import nearest
 from consilium.files import read_json, write_text
 from consilium.hospital import Hospital
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.messages import card_from_json
 from consilium.method import Best
+from consilium.predictor import Answer, Predictor, most_common
+from consilium.reports.predicted import write_overlay, write_probabilities
 from consilium.run_folder import RunFolder
-from consilium.site import Answer, Choice, Predictor, Task
-from consilium.store import MemoryShelf
-from consilium.study import Study, load_study
+from consilium.store import MemoryStore, read_release
+from consilium.study import Study
+from consilium.study_reading import load_study
+from consilium.task import Task
 from consilium.tasks.overlap import cleaned
+from consilium.test_time import Mirrored
 from consilium.worker import kept_at, open_released
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of a prediction."""
+
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # of classes: predicted from this probability on
+    probabilities: bool = False  # segmentation: also a map of every label's probability
+    overlays: bool = False  # segmentation: also a picture with the mask's outlines
+    mirrored: bool = False  # average over mirror images (test-time augmentation)
+
+    def check(self, study: Study) -> None:
+        """Reject options that do not fit a study (UserError)."""
+        labels, masks = study.facts.labels, study.facts.task == "segmentation"
+        if self.thresholds and masks:
+            raise StudyError("thresholds are for classification; a mask takes the most probable label.")
+        if (self.probabilities or self.overlays) and not masks:
+            raise StudyError("probability maps and overlays are for masks; a class's probabilities are always told.")
+        for label, least in self.thresholds.items():
+            if label not in labels:
+                raise StudyError(f"there is no class {label!r} to set a threshold for; {nearest(label, labels)}")
+            if not 0 <= least <= 1:
+                raise StudyError(f"the threshold {least} of {label!r} is no probability; give 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -46,23 +76,27 @@ class Prediction:
     confidence: float | None
     why: str
     chances: dict[str, float]
-    warning: str = ""  # where the image lies outside what was trained on; "" where nowhere, or nothing is known
+    warning: str = ""  # how the image differs from the training images; "" if it does not, or if nothing is known
+    probabilities: Mapping[str, float] = field(default_factory=dict)  # of the classes; {} in segmentation
 
     def to_json(self) -> dict[str, Any]:
-        """By the names of the columns of predictions.csv."""
+        """The values by column of predictions.csv."""
+        certain = {"probability": self.probabilities[self.result]} if self.probabilities else {}
         return {
             "image": self.image,
             "prediction": self.result,
+            **certain,
             "model": self.model,
             "confidence": self.confidence,
             "why": self.why,
             "warning": self.warning,
             **{f"chance:{site}": chance for site, chance in self.chances.items()},
+            **{f"probability:{label}": value for label, value in self.probabilities.items()},
         }
 
 
 def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor]:
-    """The best model of a run or an exported package, ready to use; `site` asks for one hospital's own."""
+    """The best model of a run or an exported package, ready to use; `site` selects one hospital's own model."""
     if is_package(run):
         return open_package(run, site)
     folder = RunFolder.open(run)
@@ -74,7 +108,7 @@ def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor
         )
     server = folder.server(study.method)
     task = study.task.on(pick_device(study.local.device, 0))
-    best = folder.best(study.method) if site else None
+    best = folder.states.best(study.method) if site else None
     if site and best is not None and site in best.merged:
         own = _at_home(folder, study, task, server, site, best)
         if own.of == site:
@@ -84,37 +118,53 @@ def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor
 
 
 def _at_home(folder: RunFolder, study: Study, task: Task, server: Any, site: str, best: Best) -> Predictor:
-    """What a site of the run would use: with its own memory, for methods whose personal part never left it."""
+    """The model of a site of the run, with its own memory, for methods whose personal part never left it."""
     cards = read_json(folder.path / "origin.json")["members"]
-    shelf = MemoryShelf(folder.path / "sites" / site / "memory", site)
+    memories = MemoryStore(folder.path / "sites" / site / "memory", site)
     norm = LocalNorm.of(task, study.local.batchnorm, site)
-    kept = kept_at(shelf, best.merged[site], study.method, norm, study.local)
+    kept = kept_at(memories, best.merged[site], study.method, norm, study.local)
     release = study.method.release(server, card_from_json(cards[site]))
     return study.method.deploy(task, kept.memory if kept else None, release)
 
 
 def open_at_hospital(hospital: Hospital, run: str | None = None) -> tuple[Study, Predictor]:
-    """What a federation delivered to this hospital, with the memory that never left it; by default the latest."""
-    delivered = sorted(Path(hospital.memory).glob("*/release.json"), key=lambda path: path.stat().st_mtime)
-    if run is not None:
-        delivered = [path for path in delivered if path.parent.name == run]
-    if not delivered:
-        raise RunError(f"{hospital.memory} holds no release{f' of {run}' if run else ''}; a run's end delivers one.")
-    place = delivered[-1].parent
+    """The model that a federation delivered to this hospital, with its own memory; by default the latest."""
+    place = _delivered(hospital, run)
     study = load_study(place / "study.toml")
     task = study.task.on(pick_device(hospital.device, 0))
     norm = LocalNorm.of(task, study.local.batchnorm, hospital.site)
     return study, open_released(study.method, task, norm, study.local, place, hospital.site)
 
 
-def predict(run: Path, images: Sequence[Path], to: Path, site: str | None = None) -> list[Prediction]:
+def trained_on_at_hospital(hospital: Hospital, run: str | None = None) -> DataProfile | None:
+    """The ranges of a delivered model's training images; None if the delivery has none."""
+    return read_profile(read_release(_delivered(hospital, run))[1].get("distribution"))
+
+
+def _delivered(hospital: Hospital, run: str | None) -> Path:
+    """The folder of a release at a hospital: of a run, or the latest."""
+    delivered = sorted(Path(hospital.memory).glob("*/release.json"), key=lambda path: path.stat().st_mtime)
+    if run is not None:
+        delivered = [path for path in delivered if path.parent.name == run]
+    if not delivered:
+        raise RunError(f"{hospital.memory} holds no release{f' of {run}' if run else ''}; a run's end delivers one.")
+    return delivered[-1].parent
+
+
+def predict(
+    run: Path,
+    images: Sequence[Path],
+    to: Path,
+    site: str | None = None,
+    options: PredictOptions = PredictOptions(),  # noqa: B008 (it is frozen)
+) -> list[Prediction]:
     """Predict every image (folders are searched) and write masks and predictions.csv into `to`."""
-    return predict_with(*open_predictor(run, site), images, to, site, trained_on(run))
+    return predict_with(*open_predictor(run, site), images, to, site, trained_on(run), options)
 
 
 def trained_on(run: Path) -> DataProfile | None:
-    """What the training images of a run or package were like; None where it does not say."""
-    return package.trained_on(run) if is_package(run) else RunFolder.open(run).trained_on()
+    """The ranges of the training images of a run or package; None if it has none."""
+    return package.trained_on(run) if is_package(run) else RunFolder.open(run).origin.trained_on()
 
 
 def predict_with(
@@ -124,18 +174,22 @@ def predict_with(
     to: Path,
     site: str | None = None,
     trained: DataProfile | None = None,
+    options: PredictOptions = PredictOptions(),  # noqa: B008 (it is frozen)
 ) -> list[Prediction]:
-    """Predict with a model at hand; `trained`: what it was trained on, so that images unlike that are named."""
+    """Predict with a given model; `trained` are the ranges of its training images, used to warn of other images."""
     facts = study.facts
+    options.check(study)
+    if options.mirrored:
+        predictor = Mirrored(study.task, predictor)
     paths = [
         p for path in _found(images, facts.dimensions) for p in pictures_in(path, facts.dimensions, facts.channels)
     ]
     if facts.task == "segmentation" and any(map(holds_dicom, paths)):
-        require_dicom()  # before hours of work, not after
+        require_dicom()  # fail before hours of work
     predictions, faults = [], []
     for path, out in zip(paths, _outputs(paths, to)):
         try:
-            predictions.append(_predict(study, predictor, path, out, site, trained))
+            predictions.append(_predict(study, predictor, path, out, site, trained, options))
         except DataError as error:
             faults.append(str(error))
     if predictions:
@@ -148,7 +202,13 @@ def predict_with(
 
 
 def _predict(
-    study: Study, predictor: Predictor, path: Path, out: Path, site: str | None, trained: DataProfile | None
+    study: Study,
+    predictor: Predictor,
+    path: Path,
+    out: Path,
+    site: str | None,
+    trained: DataProfile | None,
+    options: PredictOptions,
 ) -> Prediction:
     picture = read_image(path, study.facts.dimensions, study.facts.channels)
     array, undo = forward(picture, study.preprocess)
@@ -158,11 +218,13 @@ def _predict(
         images = images[0].transpose(0, 1)
     answer: Answer = predictor.answer(images, volume=sliced)
     output = answer.output.transpose(0, 1) if sliced else answer.output[0]
-    choice = _most_common(answer.choices)
+    choice = most_common(answer.choices)
+    told: dict[str, float] = {}
     if study.facts.task == "classification":
-        result = study.facts.labels[int(study.task.decide(output))]
+        told = dict(zip(study.facts.labels, output.softmax(0).tolist(), strict=True))
+        result = _chosen(told, options.thresholds)
     else:
-        # logits are brought back, not the mask: edges stay smooth where the image was shrunk
+        # resize logits, not the mask, so that edges stay smooth if the image was reduced
         logits = torch.from_numpy(np.ascontiguousarray(invert(output.numpy(), undo, nearest=False)))
         out.parent.mkdir(parents=True, exist_ok=True)
         mask = study.task.decide(logits).numpy()
@@ -173,15 +235,26 @@ def _predict(
             seg = written.with_name(f"{written.name.removesuffix('.nii.gz')}.seg.dcm")
             write_segmentation(mask, path, study.facts.labels, inside, seg)
         result = str(written)
+        if options.probabilities:
+            chances = (logits.sigmoid() if study.facts.contains else logits.softmax(0)[1:]).numpy()
+            write_probabilities(chances, picture, written)
+        if options.overlays:
+            write_overlay(mask, picture, study.facts.labels, written)
     why = f"asked for with --site {site}" if site else choice.why
     odd = unlike(image_facts(picture, array, undo), trained, study.preprocess) if trained else []
     warning = f"unlike the training images: {'; '.join(odd)}" if odd else ""
-    return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances), warning)
+    return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances), warning, told)
 
 
-def _most_common(choices: Sequence[Choice]) -> Choice:
-    """Of a volume routed slice by slice, the choice of most slices."""
-    return max(choices, key=lambda choice: sum(other.key == choice.key for other in choices))
+def _chosen(probabilities: Mapping[str, float], thresholds: Mapping[str, float]) -> str:
+    """The class furthest above its threshold; if none reaches its threshold, the most probable of the others."""
+    above = {
+        label: probabilities[label] - least for label, least in thresholds.items() if probabilities[label] >= least
+    }
+    if above:
+        return max(above, key=lambda label: above[label])
+    rest = [label for label in probabilities if label not in thresholds] or list(probabilities)
+    return max(rest, key=lambda label: probabilities[label])
 
 
 def _found(images: Sequence[Path], dimensions: int) -> list[Path]:
@@ -201,7 +274,7 @@ def _found(images: Sequence[Path], dimensions: int) -> list[Path]:
 
 
 def _outputs(paths: Sequence[Path], to: Path) -> list[Path]:
-    """A name for every mask; two images of one name are told apart by their folders."""
+    """A name for every mask; images with the same name are distinguished by their folders."""
     names = [_plain_name(path) for path in paths]
     many = Counter(names)
     chosen = [n if many[n] == 1 else "_".join((*path.parts[-2:-1], n)) for path, n in zip(paths, names)]
@@ -215,7 +288,7 @@ def _outputs(paths: Sequence[Path], to: Path) -> list[Path]:
 
 
 def _plain_name(path: Path) -> str:
-    """A file name for an image; of one in a stack: test.npy#17 becomes test-00017.npy."""
+    """A file name for an image; for an image in a stack, test.npy#17 becomes test-00017.npy."""
     file, place = stack_of(path)
     if series_of(path)[0].is_dir():
         return path.resolve().name.replace("#", "-") + ".dcm"
@@ -227,9 +300,8 @@ def _table(predictions: Sequence[Prediction]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows)
+    writer.writerows(
+        {column: (f"{value:.6f}" if isinstance(value, float) else value) for column, value in row.items()}
+        for row in rows
+    )
     return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return f"{value:.6f}" if isinstance(value, float) else value

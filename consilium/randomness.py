@@ -1,4 +1,4 @@
-"""Randomness is derived from names, never continued: the same names give the same numbers in any process, any day."""
+"""Randomness derived from names: the same names give the same numbers in every process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def derive(seed: int, *names: object) -> int:
-    """A 63-bit seed from a study's seed and the names of what it is for."""
+    """A 63-bit seed from a study's seed and the names of its purpose."""
     text = "\x1f".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

@@ -4,43 +4,69 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from consilium.consent import Decision, Decisions, study_digest
 from consilium.errors import StudyError
 from consilium.files import make_folder, write_bytes
-from consilium.hospital import RULES, read_hospital
+from consilium.hospital import RULES, Hospital, read_hospital
+from consilium.policy import read_key, simulated_secret
+from consilium.site_opening import place_in
 from consilium.study import Study
 from consilium.weights import SiteName
-from consilium.worker import place_in
 
-Rules = Mapping[SiteName, bytes]  # the hospital.toml of every site that has one
+
+@dataclass(frozen=True)
+class SiteRehearsal:
+    """The rules of one site: its hospital.toml, and what its people decided on this study."""
+
+    settings: bytes
+    decision: Decision | None = None
+
+
+Rules = Mapping[SiteName, SiteRehearsal]
 
 
 def read_rules(paths: Sequence[Path], study: Study) -> Rules:
     """The rules of some sites of a study; mistakes in a file are told now."""
-    found: dict[SiteName, bytes] = {}
+    found: dict[SiteName, SiteRehearsal] = {}
     sites = study.federation().sites
     for path in paths:
-        site = read_hospital(path).site
+        hospital = read_hospital(path)
+        site = hospital.site
         if site not in sites:
             raise StudyError(f"{path} is of site '{site}'; the federation has {', '.join(sites)}.")
         if site in found:
             raise StudyError(f"--policy: two files are of site '{site}'.")
-        found[site] = path.read_bytes()
+        found[site] = SiteRehearsal(path.read_bytes(), _decision(hospital, study))
     return found
+
+
+def _decision(hospital: Hospital, study: Study) -> Decision | None:
+    """What people of a hospital have decided on a study; nothing is written at a hospital that has no key yet."""
+    memory = Path(hospital.memory)
+    if not hospital.limits.approval or not (memory / "key").exists():
+        return None
+    return Decisions(memory, read_key(memory / "key")).of(study_digest(study))
 
 
 def runs_under(rules: Rules, runs: Path) -> Path:
     """Runs under rules have a folder of their own: the same study without them is another run."""
     if not rules:
         return runs
-    digest = hashlib.sha256(b"".join(site.encode() + rules[site] for site in sorted(rules))).hexdigest()[:8]
-    return runs / f"policy-{digest}"
+    digest = hashlib.sha256()
+    for site in sorted(rules):
+        decision = rules[site].decision
+        digest.update(site.encode() + rules[site].settings + (decision.verdict.encode() if decision else b""))
+    return runs / f"policy-{digest.hexdigest()[:8]}"
 
 
-def put_rules(rules: Rules, run: Path) -> None:
-    """Lay the rules into the sites' folders, where a resumed run finds them too."""
-    for site, text in rules.items():
+def put_rules(rules: Rules, run: Path, study: Study) -> None:
+    """Lay the rules into the sites' folders, where a resumed run finds them too; a rehearsal has its own key."""
+    for site, found in rules.items():
         place = place_in(run, site)
         make_folder(place)
-        write_bytes(text, place / RULES)
+        write_bytes(found.settings, place / RULES)
+        if found.decision is not None:
+            Decisions(place, simulated_secret(study, site)).decide(study, found.decision)

@@ -1,4 +1,4 @@
-"""A site's scores as one message: made at the site, and taken in by the server only if every value can be true."""
+"""A site's scores as one message: made at the site, and accepted by the server only if every value is plausible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from consilium.messages import CASES, SCORED, SLICES, ScoredModel, ScoreSheet
-from consilium.scores import Row, range_of
+from consilium.scores.rows import ScoreRow, range_of
 from consilium.site import Round
 from consilium.tree import PacketError
 from consilium.weights import SiteName
@@ -19,7 +19,7 @@ WHOLE = -1  # in place of a slice: the whole case; in place of a case: the whole
 
 
 class Score(NamedTuple):
-    """One score where it is taken."""
+    """One score, at the site."""
 
     model: ScoredModel
     split: str
@@ -50,7 +50,7 @@ def make_sheet(scores: Iterable[Score]) -> ScoreSheet:
 
 
 class Scorer(NamedTuple):
-    """What the server knows of whoever sent a sheet, from its own roll call."""
+    """The server's own facts about the sender of a sheet, from the roll call."""
 
     site: SiteName
     outside: bool
@@ -59,8 +59,8 @@ class Scorer(NamedTuple):
     labels: frozenset[str]  # of the study's task
 
 
-def rows_of(sheet: ScoreSheet, scorer: Scorer, round: Round) -> list[Row]:
-    """The rows of a sheet: whose, of which round, and from outside or not, the server says. `PacketError`: refused."""
+def rows_of(sheet: ScoreSheet, scorer: Scorer, round: Round) -> list[ScoreRow]:
+    """The rows of a sheet; the server adds site, round and whether it is outside. Raises PacketError if implausible."""
     table: NDArray[np.int32] = sheet.rows.numpy()
     values: NDArray[np.float64] = sheet.values.numpy()
     _check(sheet, scorer, table, values)
@@ -70,7 +70,7 @@ def rows_of(sheet: ScoreSheet, scorer: Scorer, round: Round) -> list[Row]:
         name = "" if case < 0 else sheet.cases[case] if slice_ < 0 else slice_name(sheet.cases[case], slice_)
         model = sheet.models[m]
         rows.append(
-            Row(
+            ScoreRow(
                 *head,
                 model.model,
                 model.of,
@@ -88,7 +88,7 @@ def rows_of(sheet: ScoreSheet, scorer: Scorer, round: Round) -> list[Row]:
 
 
 def slice_name(case: str, slice: int) -> str:
-    """How one slice of a volume is called in a table of scores."""
+    """The name of one slice of a volume in a table of scores."""
     return f"{case}#{slice:03d}"
 
 
@@ -97,9 +97,9 @@ def _check(sheet: ScoreSheet, scorer: Scorer, table: NDArray[np.int32], values: 
         raise PacketError(f"{len(table)} scores have {len(values)} values")
     strangers = {model.of for model in sheet.models} - scorer.members - {""}
     if strangers:
-        raise PacketError(f"a model of '{min(strangers)}', who is no member")
+        raise PacketError(f"a model of '{min(strangers)}', which is not a member")
     if unknown := set(sheet.labels) - scorer.labels - {"", "class"}:
-        raise PacketError(f"a score of the label '{min(unknown)}', which the study has not")
+        raise PacketError(f"a score of the label '{min(unknown)}', which the study does not have")
     if len(set(sheet.cases)) < len(sheet.cases):
         raise PacketError("a case is listed twice")
     sides = (len(sheet.models), len(SCORED), len(sheet.cases), SLICES, len(sheet.labels), len(sheet.metrics))
@@ -124,4 +124,4 @@ def _check_values(metric: str, values: NDArray[np.float64]) -> None:
     low, high, open_ = known
     wrong = ~((values >= low) & (values <= high)) & ~(np.isnan(values) & open_)
     if wrong.any():
-        raise PacketError(f"a '{metric[:60]}' of {values[wrong][0]:g} cannot be: it is from {low:g} to {high:g}")
+        raise PacketError(f"a '{metric[:60]}' of {values[wrong][0]:g} cannot be: it must be from {low:g} to {high:g}")

@@ -10,10 +10,11 @@ from typing import Any
 from consilium import engine
 from consilium.errors import RunError
 from consilium.inputs import place_of
+from consilium.journal import Event
 from consilium.machine import default_workers, pick_device
-from consilium.method import away_as, timeline
-from consilium.run_folder import Event, RunFolder
+from consilium.run_folder import RunFolder
 from consilium.study import Study, with_plan
+from consilium.timeline import away_as, timeline
 from consilium.wires.in_process import InProcess
 from consilium.wires.processes import Pool, Processes
 
@@ -24,8 +25,8 @@ Watch = Callable[[Event], None]
 class Result:
     """A finished run."""
 
-    folder: Path
-    summary: Mapping[str, Any]
+    folder: Path  # `open_run` opens it
+    summary: Mapping[str, Any]  # the content of summary.json: "headline", "best", "last", …
 
 
 def run(
@@ -36,23 +37,40 @@ def run(
     watch: Watch | None = None,
     again: bool = False,
 ) -> Result:
-    """Train a study in `runs/<name>-s<seed>-<hash>`; of a finished one, return what it found.
+    """Train a study on this machine, in the folder `runs/<name>-s<seed>-<hash>`.
 
-    `workers`: processes the sites share, by default one per core; 0 runs all sites in this process. A `pool` given is
-    used and left open. Where data or plug-in files changed since a run, `again` makes a new one in a folder of its
-    own; without it that is refused.
+    A finished study is not trained again: its result is returned.
+
+    Args:
+        study: what `load_study` returns.
+        runs: the folder for run folders.
+        workers: number of worker processes, by default one per core; 0 trains all sites in this process.
+        pool: worker processes to use in place of `workers`; they stay open.
+        watch: called with every event of the journal, a dictionary such as `{"event": "round", "round": 1, ...}`.
+        again: train in a new folder if the data or your own code changed since the last run.
+
+    Returns:
+        The run folder and its summary, the content of `summary.json`.
+
+    Raises:
+        RunError: the data or your own code changed, and `again` is false.
+
+    >>> from consilium import load_study, run
+    >>> result = run(load_study("study.toml"), workers=0)
+    >>> result.summary["headline"]["metric"]
+    'dice'
     """
     pick_device(study.local.device, 0)  # refuse a device that is not there before anything is written
     return go_on(RunFolder.create_at(choose_place(study, Path(runs), again), study, watch), workers, pool)
 
 
 def choose_place(study: Study, runs: Path, again: bool = False) -> Path:
-    """The folder of the run that was made from the data and plug-ins that are there now, or of a new one."""
+    """The folder of the run that was made from the present data and plug-ins, or of a new run."""
     place = place_of(study, runs, again)
     if place.changed:
         raise RunError(
             f"{place.last} was made from something else: {'; '.join(place.changed)}. Its result is not that of this "
-            "study any more: train it anew with --again (in a folder of its own), or restore what changed."
+            "study any more: train it again with --again (in a new folder), or restore what changed."
         )
     return place.path
 
@@ -60,7 +78,25 @@ def choose_place(study: Study, runs: Path, again: bool = False) -> Path:
 def resume(
     path: Path | str, workers: int | None = None, pool: Pool | None = None, watch: Watch | None = None
 ) -> Result:
-    """Go on with an interrupted run, bit for bit as if it had not been interrupted."""
+    """Continue an interrupted run; the result equals that of an uninterrupted run, bit for bit.
+
+    Args:
+        path: the run folder.
+        workers: number of worker processes, by default one per core; 0 trains all sites in this process.
+        pool: worker processes to use in place of `workers`; they stay open.
+        watch: called with every event of the journal.
+
+    Returns:
+        The run folder and its summary; of a finished run too.
+
+    Raises:
+        RunError: the folder is not a run, is damaged, or its data or code changed.
+
+    >>> from consilium import load_study, resume, run
+    >>> begun = run(load_study("study.toml"), workers=0)
+    >>> resume(begun.folder).summary == begun.summary
+    True
+    """
     return go_on(RunFolder.open(Path(path), watch), workers, pool)
 
 
@@ -86,6 +122,7 @@ def with_attendance(study: Study, other: Path) -> Study:
     names = {(phase.name, round.number): away_as(phase, round, paper) for phase, round in line}
     merged: dict[int | str, set[str]] = {}
     members: set[str] = set()
+    left_out: set[str] = set()
     for event in folder.events():
         if event["event"] == "rejoined":
             raise RunError(
@@ -93,6 +130,8 @@ def with_attendance(study: Study, other: Path) -> Study:
             )
         if event["event"] in ("start", "resume"):
             members |= set(event["sites"])
+        if event["event"] == "left out":
+            left_out.add(event["site"])
         if event["event"] in ("train", "lost", "refused", "away"):
             here = merged.setdefault(names[event["phase"], event["round"]], set())
             (here.add if event["event"] == "train" else here.discard)(event["site"])
@@ -100,4 +139,6 @@ def with_attendance(study: Study, other: Path) -> Study:
         raise RunError(f"{other} has no finished round, so there is no attendance to repeat.")
     away = {name: tuple(r for r in merged if name not in merged[r]) for name in sorted(members)}
     missing = {name: rounds for name, rounds in away.items() if rounds}
-    return with_plan(study, away=missing, sites_per_round=0, wait="all")
+    never = left_out - members  # they could not take part from the start
+    fewer = {"sites": tuple(sorted(members)), "leave_out": tuple(n for n in study.plan.leave_out if n not in never)}
+    return with_plan(study, away=missing, sites_per_round=0, wait="all", **(fewer if never else {}))

@@ -21,15 +21,17 @@ from consilium.errors import DataError, RunError, StudyError, UserError, WorkErr
 from consilium.files import append_lines, make_folder, write_bytes
 from consilium.machine import peak_memory_mb
 from consilium.messages import AnswerHead, Request, roster_of
-from consilium.method import timeline
 from consilium.outgoing import Outgoing, SiteRules, leave
 from consilium.policy import Policy, Refused, now
 from consilium.privacy.dp import NotFinite, refuse_not_finite
 from consilium.site import Round
+from consilium.site_opening import open_at, site_facts
+from consilium.stopwatch import OverTime
 from consilium.study import Study
+from consilium.timeline import timeline
 from consilium.tree import Packet, PacketError
 from consilium.weights import SiteName
-from consilium.worker import Worker, open_at, site_facts
+from consilium.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class SiteAnswer:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedStudy:
     """A study as the site runs it, with the data it may see."""
 
     study: Study
@@ -58,14 +60,15 @@ class SiteService:
     """Card, train, score, deliver; one at a time, with data and networks kept from request to request."""
 
     site: SiteName
-    open: Callable[[], Opened]  # reads the study; `Refused` if the site does not take part in it
+    open: Callable[[], OpenedStudy]  # reads the study; `Refused` if the site does not take part in it
     place: Callable[[str], Path]  # the site's own folder for a run
     policy: Callable[[Study], Policy]
     errors: Callable[[], Path]  # the site's own log of what failed
+    check_release: Callable[[Request, Packet], None] = lambda request, packet: None  # `Refused` if it is not signed
     hospital: bool = False  # what it stores is durable and private; its mistakes are in its log only
 
     _lock: threading.Lock = field(default_factory=threading.Lock)  # one thing at a time, whatever the network does
-    _opened: Opened | None = None
+    _opened: OpenedStudy | None = None
     _policy: Policy | None = None
     _worker: Worker | None = None
     _run: str = ""
@@ -87,7 +90,8 @@ class SiteService:
         self._check_run(request, opened)
         if request.do == "card":
             opened.study.task.shape()  # imports what the first round needs, so that its deadline is for training
-            facts = site_facts(opened.study, opened.federation, self.site)
+            facts, size = site_facts(opened.study, opened.federation, self.site)
+            policy.check_cache(size)
             return leave(replace(facts, study=opened.hash), measure(), SiteRules(opened.study, policy), request)
         if request.round is None or request.method != opened.study.method_name:
             raise Refused("foreign", f"a request without a round, or of method {request.method}")
@@ -99,11 +103,17 @@ class SiteService:
             packet = packet._replace(header=request.header)
         refuse_not_finite(packet, f"an order to {request.do}")  # no clip is small enough for what is not a number
         worker = self._open_worker(request, opened, policy)
+        worker.stopwatch.start()
         if request.do == "train":
             self._last = request.round.index
-            return worker.train(packet, request, measure)
+            try:
+                return worker.train(packet, request, measure)
+            except RunError:  # its memory is damaged: the round that made it may be asked for again
+                self._last = min(self._last, max(-1, request.merged))
+                raise
         if request.do == "score":
             return worker.score(packet, request, measure)
+        self.check_release(request, packet)
         if self.hospital:
             make_folder(worker.place, private=True, durable=True)
             write_bytes(opened.study.to_toml().encode(), worker.place / "study.toml", durable=True, private=True)
@@ -111,7 +121,7 @@ class SiteService:
 
     # ------------------------------------------------------------------------------------ what may be asked
 
-    def _check_run(self, request: Request, opened: Opened) -> None:
+    def _check_run(self, request: Request, opened: OpenedStudy) -> None:
         """A run is called after its study: under another's name its memory could be asked for."""
         own = f"{opened.study.name}-s{opened.study.plan.seed}-{opened.hash}"
         if self.hospital and request.run != own and not request.run.startswith(f"{own}-"):
@@ -129,15 +139,16 @@ class SiteService:
 
     # ------------------------------------------------------------------------------------ opening
 
-    def _open(self) -> tuple[Opened, Policy]:
+    def _open(self) -> tuple[OpenedStudy, Policy]:
         if self._opened is None or self._policy is None:
             opened = self.open()
             policy = self.policy(opened.study)
-            policy.check(opened.study)
+            own = opened.federation.sites.get(self.site)  # the virtual site of pooled training has no rules
+            policy.check(opened.study, len(own.cases) if own else 0)
             self._opened, self._policy = opened, policy
         return self._opened, self._policy
 
-    def _open_worker(self, request: Request, opened: Opened, policy: Policy) -> Worker:
+    def _open_worker(self, request: Request, opened: OpenedStudy, policy: Policy) -> Worker:
         if self._worker is None:
             roster = roster_of(request.roster)
             place = self.place(request.run)
@@ -183,6 +194,8 @@ def word_of(error: Exception) -> str:
         return error.word
     if isinstance(error, PermissionError) and error.errno is None:
         return "method"
+    if isinstance(error, OverTime):
+        return "time"
     if isinstance(error, WorkError) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         return "disk"
     words = {

@@ -1,7 +1,7 @@
-"""Messages on disk by reference: every `Weights` is stored once by content, whoever holds it.
+"""Messages on disk by reference: every `Weights` is stored once, in a file named by its content.
 
-Nothing that is stored is used unchecked. A file of weights is named by the digest of its content; a document and a
-release carry one. A file is read through once, when it is first used; one that this process wrote is known already.
+Every stored file is checked before use. The name of a weights file is the digest of its content; a document and a
+release contain one. A process checks a file on first use, unless it wrote the file itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from consilium import tree
+from consilium import packet_files, tree
 from consilium.errors import RunError
 from consilium.files import make_folder, read_json, sync_folder, write_json
 from consilium.legacy import current_memory
+from consilium.message_parsing import assemble
 from consilium.tree import Packet, PacketError, message
 from consilium.weights import SMALL, SiteName, Weights
 
@@ -27,16 +28,16 @@ T = TypeVar("T")
 Document = Mapping[str, Any]  # JSON: {"shape", "weights": {path: digest}, "tensors": digest or None}
 RELEASE, RELEASE_FACTS = "release.safetensors", "release.json"
 
-_log = logging.getLogger("consilium")  # what a person should know, though the work goes on
+_log = logging.getLogger("consilium")  # warnings for a person; the work continues
 _told: set[str] = set()
 
 
 class DamagedError(RunError):
-    """What is stored is not what was written, or is gone."""
+    """A stored file is damaged or missing."""
 
 
 def say_once(sentence: str) -> None:
-    """Tell a person something once in a process."""
+    """Log a warning once per process."""
     if sentence not in _told:
         _told.add(sentence)
         _log.warning("consilium: %s", sentence)
@@ -45,7 +46,7 @@ def say_once(sentence: str) -> None:
 # ---------------------------------------------------------------------------------------------- documents
 
 _DIGEST = "digest"
-# the keys of documents that version 0.1 wrote, which have no digest; a key that is none of them is a damaged one
+# keys of documents of version 0.1, which have no digest; any other key means damage
 _KEYS_OF_0_1 = {"round", "merged", "server", "seconds", "firewall", "valid", "shape", "weights", "tensors"}
 _KEYS_OF_0_1 |= {"run", "method"}
 
@@ -56,7 +57,7 @@ def write_document(facts: Mapping[str, Any], path: Path, durable: bool = True, p
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The facts in a document, checked; `DamagedError` if they are not what was written."""
+    """The facts in a document, checked; `DamagedError` if the document is damaged."""
     try:
         facts = read_json(path)
     except RunError as error:
@@ -79,7 +80,7 @@ class _Held:
     weights: Weights
 
 
-_Stamp = tuple[int, int, int]  # what a file is known by: inode, size, time of its last change
+_Stamp = tuple[int, int, int]  # identifies a checked file: inode, size, time of its last change
 
 
 class Store:
@@ -87,12 +88,12 @@ class Store:
 
     def __init__(self, folder: Path, durable: bool = True, private: bool = False) -> None:
         self.folder = folder
-        self.durable = durable  # on the disk, not only with the system, when `put` returns
-        self.private = private  # for the owner's eyes only
+        self.durable = durable  # synced to disk when `put` returns
+        self.private = private  # readable by the owner only
         self._known: dict[str, _Stamp] = {}  # by digest: files whose content has been checked, or was written here
 
     def put(self, item: Any) -> Document:
-        """Store a message; what is already there costs nothing, and a damaged file is written again."""
+        """Store a message; existing files are not written again, unless they are damaged."""
         shape, weights, tensors = tree.split(item)
         parts = [*weights.values(), *([Weights.over(tensors)] if tensors else [])]
         written = [self._put(part) for part in parts]
@@ -112,21 +113,21 @@ class Store:
                 self.weights(digest)
                 return False
             except PacketError as error:
-                say_once(f"{error}; it has been written again.")
+                say_once(f"{error}; it was written again.")
         make_folder(self.folder, self.private, self.durable)
         packet = tree.flatten(_Held(weights))
-        tree.write(packet, path, self.durable, self.private, sync_name=False)
+        packet_files.write(packet, path, self.durable, self.private, sync_name=False)
         self._known[digest] = _stamp(path)
         return True
 
     def get(self, document: Document, kind: type[T]) -> T:
-        """The message a document refers to; its tensors stay in their files until asked for."""
-        return tree.assemble(document["shape"], kind, _Stored(self, document))
+        """The message of a document; its tensors stay in their files until they are used."""
+        return assemble(document["shape"], kind, _Stored(self, document))
 
     def weights(self, digest: str) -> Weights:
-        """The weights of that content; `PacketError` if they are damaged or gone."""
+        """The weights with this digest; `PacketError` if they are damaged or missing."""
         path = self._path(digest)
-        weights = tree.load(path, _Held).weights
+        weights = packet_files.load(path, _Held).weights
         stamp = _stamp(path)
         if self._known.get(digest) != stamp:
             if _read_through(weights) != digest:
@@ -136,7 +137,7 @@ class Store:
         return weights
 
     def sweep(self, documents: Iterable[Document]) -> None:
-        """Delete what no document refers to."""
+        """Delete files that no document refers to."""
         held = list(self.folder.glob("*.safetensors"))
         if held:
             used = {name for document in documents for name in names_in(document)}
@@ -152,7 +153,7 @@ class Store:
 
 
 def names_in(document: Document) -> set[str]:
-    """The digests of all that a document refers to."""
+    """The digests of all files that a document refers to."""
     return {*document["weights"].values(), *([document["tensors"]] if document["tensors"] else [])}
 
 
@@ -162,7 +163,7 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def _read_through(weights: Weights) -> str:
-    """The digest of weights in a file; their memory is given back."""
+    """The digest of weights in a file; their memory is released."""
     digest = weights.digest
     for name, tensor in weights.items():
         if tensor.nbytes >= SMALL:
@@ -172,6 +173,8 @@ def _read_through(weights: Weights) -> str:
 
 class _Stored:
     """The parts of one stored message."""
+
+    whole = False  # an older version may have written it
 
     def __init__(self, store: Store, document: Document) -> None:
         self._store, self._document = store, document
@@ -192,11 +195,11 @@ class _Stored:
 # ---------------------------------------------------------------------------------------------- at a site
 
 
-class MemoryShelf:
-    """What one site remembers, by round, on its own disk.
+class MemoryStore:
+    """The memories of one site, by round, on its own disk.
 
-    A hospital's is `durable` and `private`. A simulation does not wait for the disk: a killed process loses nothing
-    either way, and after a power cut a memory that is missing or damaged is noticed.
+    A hospital's store is `durable` and `private`. A simulation does not wait for the disk: a killed process loses
+    nothing, and after a power cut a missing or damaged memory is detected.
     """
 
     def __init__(self, folder: Path, site: SiteName, durable: bool = False, private: bool = False) -> None:
@@ -210,15 +213,15 @@ class MemoryShelf:
         path = self._path(round)
         if not path.exists():
             raise RunError(
-                f"site '{self.site}' has forgotten a round that the server merged from it: {path} is missing. "
-                "Restore the site's memory folder, or start the study again."
+                f"site '{self.site}' lacks a round that the server merged from it: {path} is missing. "
+                "Restore the site's memory folder, or start the study again with `consilium run STUDY.toml --again`."
             )
         try:
             return self._store.get(current_memory(read_document(path), kind), kind)
         except (DamagedError, PacketError, KeyError) as error:
             raise DamagedError(
                 f"the memory of site '{self.site}' of round {round + 1} cannot be used: {error}. "
-                "Restore the site's memory folder, or start the study again."
+                "Restore the site's memory folder, or start the study again with `consilium run STUDY.toml --again`."
             ) from error
 
     def put(self, round: int, memory: Any, keep: Collection[int]) -> None:
@@ -228,7 +231,7 @@ class MemoryShelf:
         for other in self.rounds():
             if other != round and other not in keep:
                 self._path(other).unlink()
-        with suppress(DamagedError):  # what a damaged memory refers to is not known: everything stays
+        with suppress(DamagedError):  # the references of a damaged memory are unknown: keep everything
             self._store.sweep([read_document(self._path(other)) for other in self.rounds()])
 
     def before(self, round: int) -> int:
@@ -245,22 +248,22 @@ class MemoryShelf:
 def write_release(
     release: Packet, facts: Mapping[str, Any], place: Path, durable: bool = False, private: bool = False
 ) -> None:
-    """Store a release in a site's folder, and the facts that go with it."""
+    """Store a release and its facts in a site's folder."""
     make_folder(place, private, durable)
-    kept = tree.with_digest(release)
-    tree.write(kept, place / RELEASE, durable, private)
-    write_document({**facts, "release": tree.digest_of(kept)}, place / RELEASE_FACTS, durable, private)
+    kept = packet_files.with_digest(release)
+    packet_files.write(kept, place / RELEASE, durable, private)
+    write_document({**facts, "release": packet_files.digest_of(kept)}, place / RELEASE_FACTS, durable, private)
 
 
 def read_release(place: Path) -> tuple[Packet, dict[str, Any]]:
-    """What `write_release` stored, checked; `DamagedError` says what to do if it cannot be used."""
-    remedy = "restore it from a copy, or ask the office for the run, which `consilium federation fetch` brings"
+    """A release stored by `write_release`, checked; `DamagedError` says what to do if it cannot be used."""
+    remedy = "restore it from a copy, or ask the administrator for the run, which `consilium federation fetch` brings"
     try:
-        facts, packet = read_document(place / RELEASE_FACTS), tree.read(place / RELEASE)
+        facts, packet = read_document(place / RELEASE_FACTS), packet_files.read(place / RELEASE)
     except (DamagedError, PacketError) as error:
         raise DamagedError(f"{error}; {remedy}.") from error
-    if tree.digest_of(packet) != facts.get("release"):
+    if packet_files.digest_of(packet) != facts.get("release"):
         raise DamagedError(f"{place / RELEASE} is not the one that {RELEASE_FACTS} was written for; {remedy}.")
-    if not tree.digest_of(packet):
+    if not packet_files.digest_of(packet):
         say_once(f"{place / RELEASE} was written by version 0.1, without a digest: it is used unchecked.")
     return packet, facts

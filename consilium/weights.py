@@ -1,4 +1,4 @@
-"""The vector space of models: an immutable state_dict with arithmetic."""
+"""Weights of models: an immutable state_dict with arithmetic."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ import torch
 from torch import Tensor
 
 SiteName = str
-SMALL = 1 << 18  # bytes; below, gathering tensors costs less than looking after each
+SMALL = 1 << 18  # bytes; below, gathering tensors costs less than handling each
 
 
 class Weights(Mapping[str, Tensor]):
-    """Named tensors that never change; `x - y`, `0.5 * x` act tensor by tensor, integer buffers stay the left one's.
+    """The weights of a model: named tensors that never change, with arithmetic.
 
+    `x + y`, `x - y`, `0.5 * x` and `x / 2` act on each floating-point tensor; integer buffers are those of the left
+    operand. The constructor copies its tensors to the CPU.
+
+    Args:
+        tensors: name → tensor, for instance `network.state_dict()`.
+
+    >>> import torch
+    >>> from consilium import Weights
     >>> x = Weights({"a": torch.tensor([1.0, 2.0])})
     >>> (0.5 * x + x)["a"].tolist()
     [1.5, 3.0]
@@ -30,7 +38,7 @@ class Weights(Mapping[str, Tensor]):
 
     @classmethod
     def over(cls, tensors: Mapping[str, Tensor]) -> Weights:
-        """Take tensors nobody else will write to, or a mapping that reads them from a file, without copying."""
+        """Take tensors that nobody else writes to, or a mapping that reads them from a file, without a copy."""
         weights = cls.__new__(cls)
         weights._tensors = tensors
         return weights
@@ -39,7 +47,7 @@ class Weights(Mapping[str, Tensor]):
         return self._tensors[name]
 
     def forget(self, name: str) -> None:
-        """Where a tensor lies in a file, the memory of a large one may go until it is asked for again."""
+        """Free the memory of a large tensor that can be read from its file again."""
         if forget := getattr(self._tensors, "forget", None):
             forget(name)
 
@@ -132,8 +140,8 @@ def normalised(shares: Mapping[SiteName, float]) -> dict[SiteName, float]:
 def mean(weights: Mapping[SiteName, Weights], shares: Mapping[SiteName, float]) -> Weights:
     """The average by shares (normalised over the given weights), tensor by tensor in site-name order.
 
-    The order makes the result independent of who answers first; reading one tensor at a time keeps memory at the
-    result plus one tensor when the weights lie in files.
+    The order makes the result independent of the order of answers. One tensor is read at a time, so that memory holds
+    the result and one tensor if the weights are in files.
     """
     names = sorted(weights)
     part = normalised({name: shares[name] for name in names})

@@ -1,28 +1,31 @@
-"""Runs against each other, as bars and as a radar: figures 7 and 8 of UFPS, from the summaries alone."""
+"""Compares runs as bars and as a radar chart: figures 7 and 8 of UFPS, from the summaries alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from consilium.analysis.figures import model_tints
+from consilium.analysis.finding import Finding, Options, Say
+from consilium.analysis.opening import Runs
 from consilium.errors import RunError
-from consilium.reports.figures import INK, RULE, bare, sheet
+from consilium.reports.comparing import cells, compare
 from consilium.reports.reading import RunView
-from consilium.reports.tables import SITE_MEAN, Cell, Column, cells, compare
-from consilium.scores import MEAN
+from consilium.reports.style import INK, RULE, bare, sheet
+from consilium.reports.tables import SITE_MEAN, Cell, Column, called
+from consilium.scores.means import MEAN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEAST_ROOM = 0.05  # what an axis spans at least: smaller differences are to look small
+LEAST_ROOM = 0.05  # the least range of an axis, so that small differences look small
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where one method, or one row of an ablation, stands on test cases at its best round."""
+class AblationRow:
+    """Test scores of one method, or one row of an ablation, at its best round."""
 
     mean: Cell  # over sites; ± over seeds
     labels: Mapping[str, Cell]  # mean over sites
@@ -36,8 +39,8 @@ class Standing:
         }
 
 
-def standings(runs: Sequence[RunView]) -> dict[str, Standing]:
-    """By the name of the method and what sets it apart; seeds are put together."""
+def standings(runs: Sequence[RunView]) -> dict[str, AblationRow]:
+    """Rows by the method's name and its differing settings; runs that differ in their seed are one row."""
     comparison = compare(runs)
     found = {}
     for group in comparison.groups:
@@ -51,19 +54,19 @@ def standings(runs: Sequence[RunView]) -> dict[str, Standing]:
         if comparison.label in means:
             sites = {c.site: cell for c, cell in by_label[comparison.label].items() if c == Column("site", c.site)}
             organs = {label: cell for label, cell in means.items() if label not in ("", MEAN)}
-            found[group.name] = Standing(means[comparison.label], organs, sites)
+            found[group.name] = AblationRow(means[comparison.label], organs, sites)
     if len(found) < 2:
         raise RunError("bars compare methods or rows of an ablation; give at least two that are scored on test cases.")
     return found
 
 
 def _labels(run: RunView, metric: str) -> list[str]:
-    """In the task's order, which a summary has lost."""
+    """Labels in the task's order, which a summary does not keep."""
     return list(dict.fromkeys(row.label for row in run.best_rows if row.metric == metric))
 
 
-def axes_of(found: Mapping[str, Standing]) -> dict[str, dict[str, float]]:
-    """Name → axis → value of the radar: the labels all of them have, else the sites; {} if neither are three."""
+def axes_of(found: Mapping[str, AblationRow]) -> dict[str, dict[str, float]]:
+    """Name → axis → value of the radar: the labels that all rows have, else the sites; {} with fewer than three."""
     for kind in ("labels", "sites"):
         each = [getattr(one, kind) for one in found.values()]
         common = [axis for axis in each[0] if all(axis in other for other in each)]
@@ -72,8 +75,8 @@ def axes_of(found: Mapping[str, Standing]) -> dict[str, dict[str, float]]:
     return {}
 
 
-def bars(found: Mapping[str, Standing], what: str) -> Figure:
-    """The mean over sites of every row, from just below the least, with ± over seeds."""
+def bars(found: Mapping[str, AblationRow], what: str) -> Figure:
+    """The mean over sites of every row, with ± over seeds; the axis starts just below the least value."""
     tint = model_tints(list(found))
     ends = [one.mean.value + sign * (one.mean.sd or 0.0) for one in found.values() for sign in (-1, 1)]
     room = max(LEAST_ROOM, max(ends) - min(ends))
@@ -94,7 +97,7 @@ def bars(found: Mapping[str, Standing], what: str) -> Figure:
 
 
 def radar(values: Mapping[str, Mapping[str, float]], what: str) -> Figure:
-    """An axis per label or site, a closed line per row; the middle is just below the least value, not below 0."""
+    """An axis per label or site, a closed line per row; the centre is just below the least value, at least 0."""
     tint = model_tints(list(values))
     names = list(next(iter(values.values())))
     angles = [2 * math.pi * k / len(names) for k in range(len(names))]
@@ -113,3 +116,21 @@ def radar(values: Mapping[str, Mapping[str, float]], what: str) -> Figure:
         axes.grid(color=RULE)
         figure.legend(loc="outside right upper", frameon=False)
         return figure
+
+
+def analyse_ablation(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs in one figure; those that differ only in their seed are one row."""
+    found = standings(runs.views)
+    about = runs.views[0].headline
+    what = called(about.metric) if about else ""
+    drawn = {"ablation": bars(found, what)}
+    if values := axes_of(found):
+        drawn["radar"] = radar(values, what)
+    words = ", ".join(f"{name} {one.mean.text(3)}" for name, one in found.items())
+    yield Finding(
+        "ablation",
+        "Row by row",
+        f"Test {what} at the round best on validation, mean over sites: {words}",
+        {"rows": {name: one.to_json() for name, one in found.items()}},
+        drawn,
+    )

@@ -1,4 +1,4 @@
-"""Which analyses suit which runs, and the files they leave: figures, numbers as JSON, tables as Markdown."""
+"""Chooses the analyses for runs and writes their files: figures, numbers as JSON, tables as Markdown."""
 
 from __future__ import annotations
 
@@ -6,22 +6,39 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from consilium.analysis import sweeps
+from consilium.analysis import (
+    ablation,
+    agreement,
+    features,
+    gallery,
+    gamma_sweep,
+    hessian,
+    label_curves,
+    lambda_sweep,
+    landscape,
+    loss_surface,
+    overlays,
+    progress,
+    pseudo_labels,
+    relationships,
+    schedules,
+    similarity,
+    steepness,
+)
 from consilium.analysis.finding import Finding, Options, Say
-from consilium.analysis.findings import models, rounds, selectors, sharing, sites
 from consilium.analysis.opening import Runs
 from consilium.errors import StudyError, UserError
 from consilium.fields import nearest
 from consilium.files import write_json
-from consilium.reports import relationships
-from consilium.reports.figures import to_bytes
 from consilium.reports.grouping import groups
+from consilium.reports.relationships import has_relationships
+from consilium.reports.style import to_bytes
 from consilium.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """How an analysis is made, and for which of the given runs it is made unasked; long ones never are."""
+    """The function of an analysis, and whether it is a default for given runs; slow ones never are."""
 
     make: Callable[[Runs, Options, Say], Iterable[Finding]]
     suits: Callable[[Runs], bool]
@@ -34,9 +51,9 @@ def analyse(
     options: Options | None = None,
     say: Say = lambda _: None,
 ) -> list[Path]:
-    """Make the analyses named, or all that suit the runs; returns the files written.
+    """Make the named analyses, or all defaults for the runs; returns the written files.
 
-    They go into `to`, else into `analysis/` of the run they are about (of several together: of the first).
+    The files go into `to`, else into `analysis/` of the run (of the first run, if an analysis covers several).
     """
     for name in what:
         if name not in ANALYSES:
@@ -52,7 +69,7 @@ def analyse(
 
 
 def write(analysis: str, finding: Finding, folder: Path, mark: str = "") -> list[Path]:
-    """The files of one finding; `mark` tells apart those of several runs in one folder."""
+    """Write the files of one finding; `mark` distinguishes those of several runs in one folder."""
     files: dict[Path, bytes] = {}
     for name, figure in finding.figures.items():
         files[folder / f"{name}{mark}.svg"] = to_bytes(figure, "svg")
@@ -83,23 +100,27 @@ def _segments(runs: Runs) -> bool:
 
 
 ANALYSES: dict[str, Analysis] = {
-    "gallery": Analysis(sites.of_gallery, lambda runs: True),
-    "loss-surface": Analysis(models.of_loss_surface, lambda runs: True),
-    "features": Analysis(selectors.of_features, lambda runs: any(run.selects for run in runs.opened)),
-    "gamma": Analysis(selectors.of_gamma, lambda runs: any(run.thresholded for run in runs.opened)),
-    "lambda": Analysis(selectors.of_lambda, lambda runs: sweeps.is_lambda_sweep(runs.views)),
-    "progress": Analysis(rounds.of_progress, lambda runs: all(len(view.test_curve.rounds) > 1 for view in runs.views)),
-    "relationships": Analysis(
-        sharing.of_relationships, lambda runs: any(map(relationships.has_relationships, runs.views))
+    "gallery": Analysis(gallery.analyse_gallery, lambda runs: True),
+    "loss-surface": Analysis(loss_surface.analyse_loss_surface, lambda runs: True),
+    "features": Analysis(features.analyse_features, lambda runs: any(run.selects for run in runs.opened)),
+    "gamma": Analysis(gamma_sweep.analyse_gamma, lambda runs: any(run.thresholded for run in runs.opened)),
+    "lambda": Analysis(lambda_sweep.analyse_lambda, lambda runs: lambda_sweep.is_lambda_sweep(runs.views)),
+    "progress": Analysis(
+        progress.analyse_progress, lambda runs: all(len(view.test_curve.rounds) > 1 for view in runs.views)
     ),
-    "overlays": Analysis(sites.of_overlays, lambda runs: len(runs.opened[0].study.task.labels) > 2 and _segments(runs)),
-    "schedules": Analysis(sharing.of_schedules, lambda runs: any(view.method == "ufps" for view in runs.views)),
-    "landscape": Analysis(models.of_landscape, lambda runs: False),
-    "hessian": Analysis(models.of_hessian, lambda runs: False),
-    "steepness": Analysis(models.of_steepness, lambda runs: False),
-    "similarity": Analysis(models.of_similarity, lambda runs: False),
-    "labels": Analysis(rounds.of_labels, lambda runs: all(map(rounds.has_label_curves, runs.views))),
-    "ablation": Analysis(rounds.of_ablation, lambda runs: len(groups(runs.views)) > 1),
-    "pseudo-labels": Analysis(sharing.of_pseudo_labels, lambda runs: False),
-    "agreement": Analysis(sharing.of_agreement, lambda runs: False),
+    "relationships": Analysis(
+        relationships.analyse_relationships, lambda runs: any(map(has_relationships, runs.views))
+    ),
+    "overlays": Analysis(
+        overlays.analyse_overlays, lambda runs: len(runs.opened[0].study.task.labels) > 2 and _segments(runs)
+    ),
+    "schedules": Analysis(schedules.analyse_schedules, lambda runs: any(view.method == "ufps" for view in runs.views)),
+    "landscape": Analysis(landscape.analyse_landscape, lambda runs: False),
+    "hessian": Analysis(hessian.analyse_hessian, lambda runs: False),
+    "steepness": Analysis(steepness.analyse_steepness, lambda runs: False),
+    "similarity": Analysis(similarity.analyse_similarity, lambda runs: False),
+    "labels": Analysis(label_curves.analyse_labels, lambda runs: all(map(label_curves.has_label_curves, runs.views))),
+    "ablation": Analysis(ablation.analyse_ablation, lambda runs: len(groups(runs.views)) > 1),
+    "pseudo-labels": Analysis(pseudo_labels.analyse_pseudo_labels, lambda runs: False),
+    "agreement": Analysis(agreement.analyse_agreement, lambda runs: False),
 }

@@ -1,28 +1,34 @@
-"""How curved is the loss where a model lies? Eigenvalues, trace, spectrum of its Hessian: table 4, figure 10 of UFPS.
+"""The curvature of the loss at a model: eigenvalues, trace and spectrum of its Hessian (table 4, figure 10 of UFPS).
 
-Nothing is approximated but by sampling: products of the Hessian with a vector are exact (a second backward pass), the
-largest eigenvalues come from ARPACK, trace and spectrum from Lanczos runs started at random signs (Ghorbani et al.,
-An investigation into neural net optimization via Hessian eigenvalue density, ICML 2019).
+Products of the Hessian with a vector are exact, by a second backward pass. The largest eigenvalues come from ARPACK.
+Trace and spectrum come from Lanczos runs that start at random signs (Ghorbani et al., An investigation into neural net
+optimization via Hessian eigenvalue density, ICML 2019).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from consilium.analysis.opening import OpenRun
+from consilium.analysis.figures import model_tints, site_panels
+from consilium.analysis.finding import Finding, Options, Say, as_json, asked_sites, in_words
+from consilium.analysis.opening import OpenRun, Runs
 from consilium.analysis.probing import Probe, mean_loss, models_at, network_of
 from consilium.errors import RunError
 from consilium.randomness import numpy_generator
 from consilium.weights import SiteName
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 Vector = NDArray[np.float64]
 Times = Callable[[Vector], Vector]
@@ -35,7 +41,7 @@ GRID = 400  # points of a drawn spectrum
 
 @dataclass(frozen=True)
 class Curvature:
-    """What is known of one Hessian."""
+    """Eigenvalues, trace and spectrum of one Hessian."""
 
     largest: tuple[float, ...]  # eigenvalues, from the top
     trace: float
@@ -45,11 +51,11 @@ class Curvature:
 
     @property
     def ratio(self) -> float:
-        """λ_max / λ_5: how much one direction stands out."""
+        """λ_max / λ_5."""
         return self.largest[0] / self.largest[-1]
 
     def density(self) -> tuple[Vector, Vector]:
-        """The spectrum, every node as wide as a hundredth of the range: eigenvalues and density."""
+        """The smoothed spectrum, eigenvalues and density; each node has the width of a hundredth of the range."""
         values, shares = np.array(self.nodes).T
         low, high = float(values.min()), float(values.max())
         width = 0.01 * max(high - low, 1e-12)
@@ -71,7 +77,7 @@ class Curvature:
 def products(network: nn.Module, probes: Sequence[Probe]) -> tuple[Times, int]:
     """v → H v for the mean loss over the probes, and the number of parameters.
 
-    Probes are taken one by one, so memory holds one graph, whatever the number of cases.
+    Probes run one by one, so that memory holds one graph at a time.
     """
     parameters = list(network.parameters())
     sizes = [parameter.numel() for parameter in parameters]
@@ -125,17 +131,17 @@ def largest(times: Times, size: int, seed: int = 0, count: int = LARGEST) -> tup
 
 
 def lanczos(times: Times, start: Vector, steps: int) -> tuple[Vector, Vector]:
-    """The tridiagonal matrix that H is in the Krylov space of `start`: its diagonal and the one beside it."""
+    """The tridiagonal matrix of H in the Krylov space of `start`: its diagonal and the next one."""
     basis = np.zeros((steps, len(start)))
     basis[0] = start / np.linalg.norm(start)
     alphas, betas = np.zeros(steps), np.zeros(steps - 1)
     for k in range(steps):
         rest = times(basis[k])
         alphas[k] = basis[k] @ rest
-        for _ in range(2):  # against all before, twice: without it, found eigenvalues are found again
+        for _ in range(2):  # orthogonalise against all before, twice: otherwise known eigenvalues appear again
             rest = rest - basis[: k + 1].T @ (basis[: k + 1] @ rest)
         length = float(np.linalg.norm(rest))
-        if k + 1 == steps or length < 1e-10 * max(1.0, abs(alphas[0])):  # nothing is left to see
+        if k + 1 == steps or length < 1e-10 * max(1.0, abs(alphas[0])):  # the Krylov space is exhausted
             return alphas[: k + 1], betas[:k]
         betas[k], basis[k + 1] = length, rest / length
     return alphas, betas
@@ -144,7 +150,7 @@ def lanczos(times: Times, start: Vector, steps: int) -> tuple[Vector, Vector]:
 def site_curvatures(
     runs: Sequence[OpenRun], sites: Sequence[SiteName], cases: int, seed: int, say: Callable[[str], None]
 ) -> dict[SiteName, dict[str, Curvature]]:
-    """Site → model → curvature of the loss that was trained, on the site's training cases."""
+    """Site → model → curvature of the training loss on the site's training cases."""
     found: dict[SiteName, dict[str, Curvature]] = {}
     for site in sites:
         for model in models_at(runs, site):
@@ -164,3 +170,36 @@ def to_markdown(found: Mapping[SiteName, Mapping[str, Curvature]]) -> str:
     ]
     rule = ["---", "---", *["---:"] * 3]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))
+
+
+def spectra(found: Mapping[str, Mapping[str, Curvature]]) -> Figure:
+    """A panel per site: the density of eigenvalues, log scale, a colour per model, its λ_max dashed."""
+    from matplotlib.lines import Line2D
+
+    names = list(dict.fromkeys(name for by in found.values() for name in by))
+    tint = model_tints(names)
+    with site_panels(found, 2.6) as (figure, panels):
+        for axes, (site, by) in zip(panels, found.items(), strict=True):
+            for name, one in by.items():
+                grid, density = one.density()
+                axes.plot(grid, density, color=tint[name], linewidth=1.2, label=name)
+                axes.axvline(one.largest[0], color=tint[name], linewidth=0.8, linestyle=(0, (2, 2)))
+            axes.set(yscale="log", title=site, xlabel="eigenvalue", ylim=(1e-6, None))
+        panels[0].set_ylabel("density")
+        handles = [Line2D([], [], color=tint[name], label=name) for name in names]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        return figure
+
+
+def analyse_hessian(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs and sites together."""
+    found = site_curvatures(runs.opened, asked_sites(runs, options), options.cases, options.seed, say)
+    words = in_words(found, lambda one: f"{one.largest[0]:.3g}")
+    yield Finding(
+        "hessian",
+        "How curved the loss is",
+        f"Largest eigenvalue of the Hessian of the training loss, about {options.cases} cases each. {words}",
+        {"sites": as_json(found)},
+        {"hessian": spectra(found)},
+        to_markdown(found),
+    )

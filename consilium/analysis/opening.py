@@ -1,4 +1,4 @@
-"""A finished run, opened for a closer look: its models as every site has them, and the data they met."""
+"""Opens a finished run for analysis: its models as each site has them, and its data."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from consilium.data.site_folder import Federation
 from consilium.errors import NotForOutsiders, RunError, StudyError
 from consilium.files import read_json
 from consilium.messages import card_from_json
-from consilium.method import LossOfBatch, timeline
-from consilium.methods.routing import GLOBAL, EnsembleModel, SuperModel
+from consilium.method import LossOfBatch
+from consilium.methods.routers import GLOBAL
+from consilium.methods.routing import EnsembleModel, SuperModel
+from consilium.predictor import OneModel, Predictor, WithOthers
 from consilium.reports.grouping import groups
 from consilium.reports.reading import RunView, read_run
 from consilium.run_folder import RunFolder
-from consilium.site import OneModel, Predictor, Roster, Round, WithOthers
+from consilium.site import Roster, Round
+from consilium.site_opening import open_worker, place_in
 from consilium.study import Study
+from consilium.timeline import timeline
 from consilium.tree import flatten
+from consilium.validation import members_of
 from consilium.weights import SiteName
-from consilium.worker import Worker, members_of, open_worker, place_in
+from consilium.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class OpenRun:
     """The best state of a finished run, with its federation."""
 
     path: Path
-    name: str  # as figures call it: the method, and what sets it apart from the other runs
+    name: str  # in figures: the method, and its differences from the other runs
     study: Study
     federation: Federation
     roster: Roster
@@ -59,20 +64,20 @@ class OpenRun:
         return open_worker(self.study, self.federation, site, self.roster, place_in(self.path, site))
 
     def predictor(self, worker: Worker) -> Predictor:
-        """What the run's release becomes at this site."""
+        """The predictor of the run's release at this site."""
         site = worker.site.card.name
         # a run fetched from a real federation has no memories: they are at the hospitals
-        merged = self.merged.get(site, -1) if worker.shelf.folder.is_dir() else -1
+        merged = self.merged.get(site, -1) if worker.memories.folder.is_dir() else -1
         return worker.predictor(flatten(self.study.method.release(self.server, self.roster.get(site))), merged)
 
     def trained_loss(self, worker: Worker) -> LossOfBatch:
-        """What the run minimised at this site in the round its best state is of."""
+        """The loss that the run minimised at this site in the round of its best state."""
         site = worker.site.card.name
-        kept = worker.kept(self.merged.get(site, -1)) if worker.shelf.folder.is_dir() else None
+        kept = worker.kept(self.merged.get(site, -1)) if worker.memories.folder.is_dir() else None
         return self.study.method.trained_loss(worker.site, self.server, kept.memory if kept else None, self.round)
 
     def super_model(self, worker: Worker) -> SuperModel:
-        """The models of a method with a selector and the selector itself, or a sentence that this one has none."""
+        """The super model of a method with a selector; RunError for another method."""
         predictor = self.predictor(worker)
         parts = predictor.parts if isinstance(predictor, EnsembleModel) else predictor
         if not isinstance(parts, SuperModel):
@@ -88,19 +93,19 @@ class OpenRun:
 
     @property
     def thresholded(self) -> bool:
-        """Whether γ decides who answers; a selector that knows the global model as a class needs no threshold."""
+        """Whether γ decides which model answers; a selector with the global model as a class needs no threshold."""
         predictor = self.predictor(self.worker(self.members[0]))
         return isinstance(predictor, SuperModel) and GLOBAL not in predictor.classes
 
     def models(self, worker: Worker) -> dict[str, OneModel]:
-        """The single networks this site could use, by the name of their kind: "global", "personal", "local" …"""
+        """The single networks that this site can use, by their kind: "global", "personal", "local" …"""
         site = worker.site.card.name
         try:
             first = self.predictor(worker)
         except NotForOutsiders:
             return {}
         found = [p.first if isinstance(p, WithOthers) else p for p in (first, *first.others())]
-        return {p.model: p for p in reversed(found) if isinstance(p, OneModel) and p.of in ("", site)}
+        return {p.model: p for p in reversed(found) if isinstance(p, OneModel) and p.plain and p.of in ("", site)}
 
 
 class Runs:
@@ -114,12 +119,12 @@ class Runs:
         views = [read_run(path) for path in self.paths]
         for view in views:
             if view.summary is None:
-                raise RunError(f"{view.folder} is not finished; go on with `consilium resume {view.folder}`.")
+                raise RunError(f"{view.folder} is not finished; continue it with `consilium resume {view.folder}`.")
         return views
 
     @cached_property
     def names(self) -> dict[Path, str]:
-        """What figures call each run."""
+        """The name of each run in figures."""
         return {
             run.folder: group.name if len(group.runs) == 1 else f"{group.name}, seed {run.seed}"
             for group in groups(self.views)
@@ -132,28 +137,28 @@ class Runs:
 
 
 def open_run(path: Path, name: str = "") -> OpenRun:
-    """Open a finished run with its data; `name` is what figures call it."""
+    """Open a finished run with its data; `name` is its name in figures."""
     path = path.resolve()
     _check_federation(path)
     folder = RunFolder.open(path)
-    best_round = folder.summary()["best"]["round"]  # says so if the run is not finished
+    best_round = folder.summary()["best"]["round"]  # raises RunError if the run is not finished
     study = folder.study
     line = [round for phase, round in timeline(study.method, study.plan.rounds) if phase.counts]
     round = next((one for one in line if one.number == best_round), line[-1])
     server = folder.server(study.method)
     facts = read_json(path / "origin.json")
     roster = {site: card_from_json(card) for site, card in facts["members"].items()}
-    best = folder.best(study.method) if (path / "server" / "best.json").exists() else None
+    best = folder.states.best(study.method) if (path / "server" / "best.json").exists() else None
     merged = best.merged if best else {}
     return OpenRun(path, name or study.name, study, study.federation(), roster, server, merged, round)
 
 
 def _check_federation(path: Path) -> None:
-    """A run remembers where its data were; that they are gone is said in words that fit a run, not a new study."""
+    """Raise an error in terms of a run, not of a new study, if its data are no longer there."""
     try:
         place = tomllib.loads((path / "study.toml").read_text(encoding="utf-8"))["data"]["federation"]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # the run folder itself says what is wrong with it
+        return  # opening the run folder reports its own errors
     if not Path(place).is_dir():
         raise RunError(
             f"the data of {path} are not at {place} any more; move them back, or write their new place into "

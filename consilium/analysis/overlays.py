@@ -1,8 +1,8 @@
-"""What models draw, in the colours of the organs: a slice, and volumes seen from the front (UFPS, figures 11, 12)."""
+"""Predicted masks in the colours of the organs: a slice, and a front view of volumes (UFPS, figures 11, 12)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from consilium.analysis.figures import MANY
-from consilium.analysis.opening import OpenRun
+from consilium.analysis.finding import Finding, Options, Say, in_words
+from consilium.analysis.opening import OpenRun, Runs
+from consilium.data.orientation import turned
 from consilium.errors import NotForOutsiders, RunError
-from consilium.reports.figures import WIDTH, as_picture, dice, sheet
+from consilium.reports.figures import dice
+from consilium.reports.style import WIDTH, as_picture, sheet
+from consilium.site_opening import open_arrays
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import SiteName
-from consilium.worker import open_arrays
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +29,8 @@ Masks = NDArray[np.bool_]  # (labels, *spatial)
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """One test case, its truth, and what every model makes of it."""
+class OverlayCase:
+    """One test case, its truth and every model's prediction; volumes in the radiological orientation."""
 
     site: SiteName
     case: str
@@ -35,15 +38,15 @@ class Shown:
     truth: Masks
     known: tuple[str, ...]  # labels the truth shows
     predictions: Mapping[str, Masks]  # by run
-    notes: Mapping[str, str] = field(default_factory=dict)  # what stands under a prediction
+    notes: Mapping[str, str] = field(default_factory=dict)  # text below a prediction
 
     @property
     def volume(self) -> bool:
         return self.image.ndim == 4
 
 
-def shown_cases(runs: Sequence[OpenRun], sites: Sequence[SiteName]) -> list[Shown]:
-    """The first test case of every site, by what each run gives that site to use."""
+def shown_cases(runs: Sequence[OpenRun], sites: Sequence[SiteName]) -> list[OverlayCase]:
+    """The first test case of every site, predicted by the model that each run gives that site."""
     task = runs[0].study.task
     if not isinstance(task, Segmentation):
         raise RunError(f"{runs[0].name} does not segment; there is nothing to draw over its images.")
@@ -59,7 +62,10 @@ def shown_cases(runs: Sequence[OpenRun], sites: Sequence[SiteName]) -> list[Show
                 except NotForOutsiders:
                     continue
             masks = task.channels_of(truth[None])[0].numpy()
-            found.append(Shown(site, arrays.cases[i].name, image, masks, arrays.labels(i), predictions))
+            axes = arrays.display_axes(i, runs[0].study.preprocess.orientation)
+            drawn = {name: turned(mask, axes) for name, mask in predictions.items()}
+            name, known = arrays.cases[i].name, arrays.labels(i)
+            found.append(OverlayCase(site, name, turned(image, axes), turned(masks, axes), known, drawn))
     if not found:
         raise RunError("these sites have no test cases to show.")
     return found
@@ -75,7 +81,7 @@ def _predicted(run: OpenRun, site: SiteName, image: torch.Tensor) -> Masks:
     return found
 
 
-def scores(found: Sequence[Shown], labels: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+def scores(found: Sequence[OverlayCase], labels: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
     """Site → run → label → Dice of the whole case, of the labels its truth shows."""
     return {
         one.site: {
@@ -88,17 +94,17 @@ def scores(found: Sequence[Shown], labels: Sequence[str]) -> dict[str, dict[str,
     }
 
 
-def slices(found: Sequence[Shown], labels: Sequence[str]) -> Figure:
-    """A row per site: the image, the truth, every model; of a volume the slice with the most to see."""
+def slices(found: Sequence[OverlayCase], labels: Sequence[str]) -> Figure:
+    """A row per site: the image, the truth, every model; of a volume, the slice with the most labels."""
     return _grid(found, labels, lambda axes, one, masks: _over(axes, one, masks, _busiest(one)))
 
 
-def projections(found: Sequence[Shown], labels: Sequence[str]) -> Figure:
-    """The same from the front: for every organ how deep it is along the view, over the brightest of the image."""
+def projections(found: Sequence[OverlayCase], labels: Sequence[str]) -> Figure:
+    """The same from the front: for every organ its depth along the view, over the maximum of the image."""
     return _grid(found, labels, _projected)
 
 
-def _grid(found: Sequence[Shown], labels: Sequence[str], draw: Any) -> Figure:
+def _grid(found: Sequence[OverlayCase], labels: Sequence[str], draw: Any) -> Figure:
     from matplotlib.patches import Patch
 
     names = list(dict.fromkeys(name for one in found for name in one.predictions))
@@ -122,22 +128,22 @@ def _grid(found: Sequence[Shown], labels: Sequence[str], draw: Any) -> Figure:
         return figure
 
 
-def _busiest(one: Shown) -> int | None:
-    """Of a volume, the slice where most labels are, and of those the one with the largest."""
+def _busiest(one: OverlayCase) -> int | None:
+    """The slice of a volume with the most labels; among several, the one with the largest area."""
     if not one.volume:
         return None
     size = one.truth.sum((2, 3))
     return int(np.lexsort((size.sum(0), (size > 0).sum(0)))[-1])
 
 
-def _over(axes: Axes, one: Shown, masks: Masks | None, z: int | None) -> None:
+def _over(axes: Axes, one: OverlayCase, masks: Masks | None, z: int | None) -> None:
     plane = one.image if z is None else one.image[:, z]
     axes.imshow(as_picture(np.moveaxis(plane, 0, -1) if len(plane) == 3 else plane[0]), cmap="gray", vmin=0, vmax=1)
     if masks is not None:
         axes.imshow(_coloured(0.55 * (masks if z is None else masks[:, z]).astype(float)))
 
 
-def _projected(axes: Axes, one: Shown, masks: Masks | None) -> None:
+def _projected(axes: Axes, one: OverlayCase, masks: Masks | None) -> None:
     """Along the second axis, front to back; slices are counted from the feet, so the first is at the bottom."""
     how: Any = {"origin": "lower", "aspect": 0.8 * one.image.shape[3] / one.image.shape[1]}  # few slices, wide apart
     axes.imshow(as_picture(one.image[0].max(1)), cmap="gray", vmin=0, vmax=1, **how)
@@ -158,3 +164,26 @@ def _coloured(opacity: NDArray[np.float64]) -> NDArray[np.float64]:
         picture[..., :3] = np.divide(mixed, alpha[..., None], out=np.zeros_like(mixed), where=alpha[..., None] > 0)
         picture[..., 3] = alpha
     return picture
+
+
+def analyse_overlays(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs side by side on the first test case of every site."""
+    first = runs.opened[0]
+    sites = [options.site] if options.site else first.sites
+    found = shown_cases(runs.opened, sites)
+    labels, values = first.study.task.labels, scores(found, first.study.task.labels)
+    words = in_words(values, _mean)
+    drawn = {"overlays": slices(found, labels)}
+    if all(one.volume for one in found):
+        drawn["projections"] = projections(found, labels)
+    yield Finding(
+        "overlays",
+        "What the models draw",
+        f"The first test case of every site; mean Dice of its labels. {words}",
+        {"labels": list(labels), "cases": {one.site: one.case for one in found}, "dice": values},
+        drawn,
+    )
+
+
+def _mean(values: Mapping[str, float]) -> str:
+    return f"{sum(values.values()) / len(values):.3f}" if values else "–"

@@ -1,54 +1,57 @@
-"""How runs get on, round by round: training loss, test score, and every site's own."""
+"""Runs over the rounds: training loss, test score, and the test score of each site."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from consilium.analysis.figures import model_tints, side_labels
-from consilium.reports.figures import sheet
+from consilium.analysis.finding import Finding, Options, Say
+from consilium.analysis.opening import Runs
+from consilium.errors import RunError
 from consilium.reports.reading import Curve, RunView
+from consilium.reports.style import sheet
+from consilium.reports.tables import called
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingCurves:
     """One run over its rounds."""
 
     loss: Mapping[int, float]  # round → training loss, mean over the sites that answered
     test: Curve  # of the headline model
 
     def to_json(self) -> dict[str, Any]:
-        sites = {site: _finite(values) for site, values in self.test.sites.items()}
+        sites = {
+            site: [value if math.isfinite(value) else None for value in values]
+            for site, values in self.test.sites.items()
+        }
         return {
             "loss": {str(round): value for round, value in self.loss.items()},
             "test": {"rounds": list(self.test.rounds), "site_mean": list(self.test.site_mean), "sites": sites},
         }
 
 
-def _finite(values: tuple[float, ...]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
-
-
-def progress_of(run: RunView) -> Progress:
+def progress_of(run: RunView) -> TrainingCurves:
     losses: dict[int, list[float]] = defaultdict(list)
     scored = {row.phase for row in run.rows}  # adaptation and calibration have losses of another kind
     for event in run.events:
         if event.get("event") == "train" and event.get("phase") in scored and event.get("loss") is not None:
             losses[event["round"]].append(event["loss"])
-    return Progress({round: statistics.fmean(found) for round, found in sorted(losses.items())}, run.test_curve)
+    return TrainingCurves({round: statistics.fmean(found) for round, found in sorted(losses.items())}, run.test_curve)
 
 
-def draw(found: Mapping[str, Progress], what: str) -> Figure:
-    """Training loss, mean over sites on test, and each site on test; as measured, nothing is chosen here."""
+def draw(found: Mapping[str, TrainingCurves], what: str) -> Figure:
+    """Training loss, test score as a mean over sites, and at each site; not smoothed."""
     tint = model_tints(list(found))
     sites = sorted({site for one in found.values() for site in one.test.sites})
     rows = max(1, math.ceil(len(sites) / 3))
@@ -75,7 +78,23 @@ def draw(found: Mapping[str, Progress], what: str) -> Figure:
             axes.grid(axis="y")
         for axes in small[len(sites) :]:
             axes.set_axis_off()
-        for axes in small[max(0, len(sites) - 3) : len(sites)]:  # those above an unused place have lost their ticks
+        for axes in small[max(0, len(sites) - 3) : len(sites)]:  # panels above an unused place have no ticks
             axes.tick_params(labelbottom=True)
         right.supxlabel("round", fontsize=9)
         return figure
+
+
+def analyse_progress(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    """All runs in one figure."""
+    found = {runs.names[view.folder]: progress_of(view) for view in runs.views}
+    about = runs.views[0].headline
+    if not about or any(not one.test.rounds for one in found.values()):
+        raise RunError("these runs have no test scores by round; set study.score_every below study.rounds.")
+    ends = ", ".join(f"{name} {one.test.site_mean[-1]:.3f}" for name, one in found.items())
+    yield Finding(
+        "progress",
+        "Round by round",
+        f"Test {called(about.metric)}, mean over sites, in the last round: {ends}",
+        {"runs": {name: one.to_json() for name, one in found.items()}},
+        {"progress": draw(found, called(about.metric))},
+    )

@@ -1,15 +1,19 @@
-"""How much a case counts by its uncertainty, and how that changes over the rounds: figure S1 of UFPS."""
+"""The loss weight of a case by its uncertainty, and its change over the rounds: figure S1 of UFPS."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
+from consilium.analysis.finding import Finding, Options, Say
+from consilium.analysis.opening import Runs
+from consilium.errors import RunError
 from consilium.learning.uncertainty import SCHEDULERS, Scheduler
 from consilium.methods.ufps import UFPS
-from consilium.reports.figures import FAINT, sheet
+from consilium.reports.style import FAINT, sheet
+from consilium.study_reading import load_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +32,7 @@ def curves(scheduler: Scheduler) -> Curves:
 
 def of_method(method: UFPS) -> dict[str, Curves]:
     """Every kind of schedule with a method's own fields."""
-    shape = (method.tail, method.base, method.blend, method.width)
-    return {kind: curves(Scheduler(kind, *shape)) for kind in SCHEDULERS}
+    return {kind: curves(method.uncertainty.schedule(kind)) for kind in SCHEDULERS}
 
 
 def draw(found: Mapping[str, Curves], chosen: str) -> Figure:
@@ -50,3 +53,19 @@ def draw(found: Mapping[str, Curves], chosen: str) -> Figure:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(PROGRESS), frameon=False)
         return figure
+
+
+def analyse_schedules(runs: Runs, options: Options, say: Say) -> Iterable[Finding]:
+    for view in [view for view in runs.views if view.method == "ufps"] or runs.views[:1]:
+        method = load_study(view.folder / "study.toml").method
+        if not isinstance(method, UFPS):
+            raise RunError(f"{view.folder} weighs no cases by their uncertainty; give a run of ufps.")
+        found, chosen = of_method(method), method.uncertainty.scheduler
+        yield Finding(
+            "schedules",
+            "How much a case counts by its uncertainty",
+            f"Weights in the loss over the rounds of the schedule; this run: {chosen}",
+            {"scheduler": chosen, "weights": {kind: dict(by) for kind, by in found.items()}},
+            {"schedules": draw(found, chosen)},
+            run=view.folder,
+        )

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from consilium.cli import completing
+from consilium.cli.train import Quiet
+
 NAMES = (
     "gallery, loss-surface, features, gamma, lambda, progress, relationships, overlays, schedules, landscape, hessian, "
     "steepness, similarity, labels, ablation, pseudo-labels, agreement"
@@ -14,36 +17,39 @@ NAMES = (
 
 
 def analyse(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN", autocompletion=completing.runs)],
     what: Annotated[
         str,
         typer.Option(
-            help=f"Of {NAMES}, separated by commas; by default all that suit the runs and do not take long.",
+            help=f"One or more of {NAMES}, separated by commas; by default all fast ones that suit the runs.",
             metavar="NAMES",
         ),
     ] = "",
     site: Annotated[
         str | None,
-        typer.Option(help="Whose cases models are tried on, whose relationships are shown; else the first, or all."),
+        typer.Option(help="The site whose cases or relationships are used; by default the first, or all."),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(help="Where the files go; else `analysis` in the run folder.", metavar="DIR")
+        Path | None,
+        typer.Option(help="The folder for the files; by default `analysis` in the run folder.", metavar="DIR"),
     ] = None,
     radius: Annotated[
-        float | None, typer.Option(help="Of the loss surface: how far to go; else half the length of the first model.")
+        float | None, typer.Option(help="Loss surface: its extent; by default half the length of the first model.")
     ] = None,
-    points: Annotated[int, typer.Option(help="Of the loss surface: steps from one end to the other, odd.")] = 21,
-    directions: Annotated[int, typer.Option(help="Of the loss surface: how many random ones.")] = 10,
+    points: Annotated[int, typer.Option(help="Loss surface: points per axis, an odd number.")] = 21,
+    directions: Annotated[int, typer.Option(help="Loss surface: number of random directions.")] = 10,
     filterwise: Annotated[
-        bool, typer.Option("--filterwise", help="Directions as long as the model, filter by filter.")
+        bool, typer.Option("--filterwise", help="Scale each direction to the model's length, filter by filter.")
     ] = False,
-    layout: Annotated[str, typer.Option(help="Of the features: tsne, or pca, which is fast.")] = "tsne",
-    seed: Annotated[int, typer.Option(min=0, help="Of the directions and the layout.")] = 0,
+    layout: Annotated[str, typer.Option(help="Features: tsne, or pca, which is faster.")] = "tsne",
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the directions and the layout.")] = 0,
     cases: Annotated[
-        int, typer.Option(min=1, help="Of landscape, hessian, steepness, similarity: training cases of a site, about.")
+        int,
+        typer.Option(min=1, help="landscape, hessian, steepness, similarity: training cases per site, approximately."),
     ] = 16,
+    quiet: Quiet = False,
 ) -> None:
-    """Look inside runs: images, loss surfaces and curvature, selector features, sweeps, progress, APPLE's p, likeness.
+    """Analyse runs: images, loss surfaces, curvature, selector features, sweeps, progress, relationships, similarity.
 
     Example: consilium analyse runs/fedsm-s0-1a2b3c4d runs/fedavg-s0-5e6f7a8b --what loss-surface --site rimone
     """
@@ -52,7 +58,12 @@ def analyse(
 
     options = Options(site, radius, points, directions, seed, filterwise, layout, cases)
     names = [name.strip() for name in what.split(",") if name.strip()]
-    for path in analyse(runs, names, to, options, say=lambda text: typer.echo(text, err=True)):
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    for path in analyse(runs, names, to, options, say=say):
         typer.echo(str(path))
 
 

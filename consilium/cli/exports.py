@@ -7,17 +7,25 @@ from typing import Annotated
 
 import typer
 
+from consilium.cli import completing
 from consilium.errors import DataError
 
 
 def export(
     run: Annotated[
-        Path | None, typer.Argument(help="The folder of a finished run; none with --hospital.", metavar="RUN")
+        Path | None,
+        typer.Argument(
+            help="The folder of a finished run; leave it out with --hospital.",
+            metavar="RUN",
+            autocompletion=completing.runs,
+        ),
     ] = None,
     to: Annotated[Path, typer.Option(help="A new or empty folder.", metavar="DIR")] = Path("export"),
     hospital: Annotated[
         Path | None,
-        typer.Option(help="A hospital.toml: export what a federation delivered there.", metavar="FILE.toml"),
+        typer.Option(
+            help="A hospital.toml: export the release that a federation delivered there.", metavar="FILE.toml"
+        ),
     ] = None,
     delivered: Annotated[
         str | None, typer.Option("--run", help="With --hospital: the run, by default the latest.", metavar="NAME")
@@ -38,7 +46,7 @@ def export(
         raise DataError("name a run folder, or a hospital.toml with --hospital; see `consilium export --help`.")
     else:
         done = export_run(run, to)
-    typer.echo(f"bundles: {', '.join(done.models) or 'none, the models are not whole networks'}", err=True)
+    typer.echo(f"bundles: {', '.join(done.models) or 'none, because no model is a complete network'}", err=True)
     worst = max(done.gaps.values())
     typer.echo(f"checked in a fresh process: outputs differ by at most {worst:.1e}", err=True)
     if not done.onnx:

@@ -1,4 +1,4 @@
-"""Commands of a real federation: init, kits, server, site, submit, status, log, stop, resume, fetch, forecast, try."""
+"""Commands of a real federation: its kits, its processes, its jobs."""
 
 from __future__ import annotations
 
@@ -10,54 +10,52 @@ from typing import Annotated, Any
 
 import typer
 
+from consilium.cli import hospital as hospital_commands
+from consilium.cli.kits import app as kits
+from consilium.cli.standing import endings, standing_of
+from consilium.cli.watch import Host, Port, Token, serve
 from consilium.errors import WorkError
 from consilium.federation import require_flare
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="A real federation between machines, on NVIDIA FLARE (the extra 'federation').",
+    help="Run a real federation between machines, on NVIDIA FLARE (install the extra 'federation').",
 )
 
-Kit = Annotated[Path, typer.Option("--kit", help="The office's kit.", metavar="DIR")]
-Job = Annotated[str, typer.Argument(help="A job, as `submit` and `status` name it.", metavar="JOB")]
+Kit = Annotated[Path, typer.Option("--kit", help="An administrator's kit.", metavar="DIR")]
+Job = Annotated[str, typer.Argument(help="The job's name, as printed by `submit` and `status`.", metavar="JOB")]
 StudyFile = Annotated[Path, typer.Argument(help="The study, a TOML file.", metavar="STUDY.toml")]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a key of the study; may be repeated.", metavar="KEY=VALUE"),
 ]
-Runs = Annotated[Path, typer.Option(help="Where the run folder goes.", metavar="DIR")]
-OFFICE = Path("kits/office")
+Runs = Annotated[Path, typer.Option(help="The folder for the run folder.", metavar="DIR")]
+Metrics = Annotated[
+    str,
+    typer.Option(help="Serve /metrics (Prometheus) and /health there; a port alone is on loopback.", metavar="PORT"),
+]
+ADMIN = Path("kits/admin")
 
 
 @app.command()
 def init(
     to: Annotated[Path, typer.Argument(help="The project file to write.", metavar="FILE.toml")],
-    server: Annotated[str, typer.Option(help="The name or address under which all sites reach the server.")],
-    site: Annotated[list[str], typer.Option(help="A site's name; repeat it for each.")],
+    server: Annotated[str, typer.Option(help="The name or address of the server, as seen from all sites.")],
+    site: Annotated[list[str], typer.Option(help="A site's name; repeat the option for each site.")],
     name: Annotated[str, typer.Option(help="The consortium's name.")] = "consortium",
-    port: Annotated[int, typer.Option(help="The server's one port.")] = 8002,
+    port: Annotated[int, typer.Option(help="The server's port.")] = 8002,
+    admin: Annotated[
+        list[str] | None,
+        typer.Option(help="One more administrator, and what it may do: submit or watch.", metavar="NAME=ROLE"),
+    ] = None,
 ) -> None:
-    """Write the project file: who takes part, and where the server is."""
+    """Write the project file: the participants and the server's address."""
     from consilium.federation.project import Project
 
-    Project(name, server, port, tuple(site)).write(to)
+    admins = {who: role for who, _, role in (text.partition("=") for text in admin or [])}
+    Project(name, server, port, tuple(site), admins).write(to)
     typer.echo(str(to))
-
-
-@app.command()
-def kits(
-    project: Annotated[Path, typer.Argument(help="The project file.", metavar="FILE.toml")],
-    to: Annotated[Path, typer.Option(help="A new folder for the kits.", metavar="DIR")] = Path("kits"),
-) -> None:
-    """Make one start-up kit per participant, each with its own certificate."""
-    from consilium.federation.project import read_project
-
-    require_flare()
-    from consilium.federation.kits import make_kits
-
-    for kit in make_kits(read_project(project), to).values():
-        typer.echo(str(kit))
 
 
 @app.command()
@@ -65,109 +63,147 @@ def server(
     kit: Annotated[Path, typer.Argument(help="The server's kit.", metavar="KIT")],
     code: Annotated[
         list[str] | None,
-        typer.Option(help="A class of another package that studies may name; may be repeated.", metavar="MODULE:CLASS"),
+        typer.Option(help="Own code that studies may name; may be repeated.", metavar="MODULE:CLASS"),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option(help="After a crash, go on by itself with the runs that died with the server.")
-    ] = True,
+    resume: Annotated[bool, typer.Option(help="After a crash of the server, resume its runs automatically.")] = True,
+    metrics: Metrics = "",
 ) -> None:
     """Keep the server running until it is stopped (Ctrl-C or SIGTERM)."""
-    _supervise(kit, "server", None, code or [], resume)
+    _supervise(kit, "server", None, code or [], resume, metrics)
 
 
 @app.command()
 def site(
     kit: Annotated[Path, typer.Argument(help="This hospital's kit.", metavar="KIT")],
-    hospital: Annotated[Path, typer.Option(help="This hospital's own settings.", metavar="FILE.toml")] = Path(
+    hospital: Annotated[Path, typer.Option(help="This hospital's settings.", metavar="FILE.toml")] = Path(
         "hospital.toml"
     ),
-    example: Annotated[bool, typer.Option("--example", help="Write an example of the settings, and stop.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Write an example of the settings and stop.")] = False,
+    metrics: Metrics = "",
 ) -> None:
     """Keep this hospital's site running until it is stopped (Ctrl-C or SIGTERM)."""
-    from consilium.hospital import write_example
-
     if example:
+        from consilium.hospital import write_example  # it needs torch, which no supervisor shall hold
+
         typer.echo(str(write_example(hospital, kit)))
         return
-    _supervise(kit, "site", hospital)
+    _supervise(kit, "site", hospital, metrics=metrics)
+
+
+@app.command()
+def service(
+    kit: Annotated[Path, typer.Argument(help="The kit of the server or of a site.", metavar="KIT")],
+    to: Annotated[Path, typer.Option(help="The unit to write.", metavar="FILE.service")],
+    hospital: Annotated[Path | None, typer.Option(help="A site's settings.", metavar="FILE.toml")] = None,
+    user: Annotated[str, typer.Option(help="The user of this machine that it runs as; not root.")] = "consilium",
+    metrics: Metrics = "",
+) -> None:
+    """Write a systemd unit that keeps a server or a site running, in a sandbox."""
+    from consilium.federation.services import write_service
+
+    typer.echo(str(write_service(kit, hospital, to, user, metrics)))
 
 
 @app.command()
 def submit(
     study: StudyFile,
     changes: Changes = None,
-    kit: Kit = OFFICE,
+    kit: Kit = ADMIN,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train in a new run folder although a run of this study exists.")
+    ] = False,
 ) -> None:
-    """Send a study to the server and print the job's name; the study holds no data and the job no code."""
-    from consilium.study import load_study
+    """Send a study to the server and print the job's name; a job contains no data and no code."""
+    from consilium.study_reading import load_study
 
     loaded = load_study(study, changes or [])
-    with _office(kit) as office:
-        job = office.submit(loaded)
+    with _admin(kit) as admin:
+        job = admin.submit(loaded, again)
         typer.echo(job)
         if wait:
-            _follow(office, job)  # under another name, if a site came back
+            _follow(admin, job)  # under another name, if a site came back
 
 
 @app.command()
-def status(kit: Kit = OFFICE) -> None:
-    """Which sites are connected, and how every job stands."""
-    with _office(kit) as office:
-        here = office.connected()
-        for name in office.sites:
-            typer.echo(f"site {name}: {'connected' if name in here else 'not connected'}")
-        for job in office.jobs():
+def status(kit: Kit = ADMIN) -> None:
+    """Print which sites are connected, and the state of every job."""
+    with _admin(kit) as admin:
+        here, standing = admin.connected(), admin.standing()
+        for name in (*admin.sites, *sorted(set(here) - set(admin.sites))):
+            typer.echo(f"site {name}: {standing_of(standing.get(name, {})) if name in here else 'not connected'}")
+        for warning in endings(kit, standing):
+            typer.echo(f"warning: {warning}", err=True)
+        for job in admin.jobs():
             name, state = str(job.get("job_id")), str(job.get("status", "")).lower()
-            next_ = office.successor(name) if state.startswith("finished") else None
-            typer.echo(f"job {name}  {job.get('job_name')}  {state}{f', went on as {next_}' if next_ else ''}")
+            next_ = admin.successor(name) if state.startswith("finished") else None
+            typer.echo(f"job {name}  {job.get('job_name')}  {state}{f', resumed as {next_}' if next_ else ''}")
 
 
 @app.command()
 def log(
     job: Job,
-    kit: Kit = OFFICE,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job is over.")] = False,
+    kit: Kit = ADMIN,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new events until the job ends.")] = False,
 ) -> None:
     """Print a run's journal, one JSON object per line."""
-    with _office(kit) as office:
+    with _admin(kit) as admin:
         if follow:
-            _follow(office, job)
+            _follow(admin, job)
             return
-        for event in office.journal(job):
+        for event in admin.journal(job):
             typer.echo(json.dumps(event))
 
 
 @app.command()
-def stop(job: Job, kit: Kit = OFFICE) -> None:
-    """End a job; what was committed is saved, and `resume` goes on."""
-    with _office(kit) as office:
-        last = office.latest(job)
+def watch(job: Job, kit: Kit = ADMIN, host: Host = "127.0.0.1", port: Port = 0, token: Token = "") -> None:
+    """Serve one page about a job while it is under way, as `consilium watch` does for a run folder."""
+    from consilium.watching.sources import JobSource
+
+    with _admin(kit) as admin:  # the run may go on as a later job
+        serve(
+            JobSource(
+                job, lambda after: admin.journal(admin.latest(job), after), lambda: admin.state(admin.latest(job))
+            ),
+            host,
+            port,
+            token,
+        )
+
+
+@app.command()
+def stop(job: Job, kit: Kit = ADMIN) -> None:
+    """End a job; committed rounds are saved, and `resume` continues the run."""
+    with _admin(kit) as admin:
+        last = admin.latest(job)
         if last != job:
-            typer.echo(f"job {job} went on as {last}, which is stopped", err=True)
-        office.stop(last)
-        typer.echo(office.wait(last, 120.0).lower())
+            typer.echo(f"job {job} was resumed as {last}; stopping {last}", err=True)
+        admin.stop(last)
+        typer.echo(admin.wait(last, 120.0).lower())
 
 
 @app.command()
 def resume(
     job: Job,
-    kit: Kit = OFFICE,
+    kit: Kit = ADMIN,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
 ) -> None:
-    """Go on with the run of a job that ended early, as a new job; prints its name."""
-    with _office(kit) as office:
-        new = office.resume(job)
+    """Resume the run of a job that ended early, as a new job, and print its name."""
+    with _admin(kit) as admin:
+        new = admin.resume(job)
         typer.echo(new)
         if wait:
-            _follow(office, new)
+            _follow(admin, new)
 
 
 @app.command()
-def fetch(job: Job, runs: Runs = Path("runs"), kit: Kit = OFFICE) -> None:
-    """Copy the run folder of a job that is over from the server, and print it."""
-    with _office(kit) as office:
-        typer.echo(str(office.fetch(job, runs)))
+def fetch(job: Job, runs: Runs = Path("runs"), kit: Kit = ADMIN) -> None:
+    """Copy the run folder of a finished job from the server, and print its path."""
+    with _admin(kit) as admin:
+        path = admin.fetch(job, runs)
+        if said := admin.outcome(job)["said"]:
+            typer.echo(f"note: {said}", err=True)
+        typer.echo(str(path))
 
 
 @app.command()
@@ -175,16 +211,16 @@ def forecast(
     study: StudyFile,
     changes: Changes = None,
     mbit: Annotated[float, typer.Option(min=0.01, help="The link of one site, in megabits per second.")] = 100.0,
-    sites: Annotated[int | None, typer.Option(min=1, help="How many sites; by default the study's.")] = None,
-    kit: Kit = OFFICE,
+    sites: Annotated[int | None, typer.Option(min=1, help="Number of sites; by default the study's.")] = None,
+    kit: Kit = ADMIN,
 ) -> None:
-    """Say what a study will send: bytes per round and site, and how long that takes.
+    """Forecast the traffic of a study: bytes per round and site, and the time they take.
 
-    Neither data nor server are needed. Where the data are not, the study has its [facts], and the sites are the kit's.
+    It needs no server. Without data, the study must contain [facts], and the sites come from the kit.
     """
     from consilium.federation.forecasting import forecast_study
     from consilium.files import read_json
-    from consilium.study import load_study
+    from consilium.study_reading import load_study
 
     facts = kit / "consilium.json"
     known = read_json(facts)["sites"] if facts.is_file() else ()
@@ -196,11 +232,13 @@ def forecast(
 def try_(
     study: StudyFile,
     changes: Changes = None,
-    sites: Annotated[int | None, typer.Option(min=1, help="Only the first so many sites.")] = None,
+    sites: Annotated[
+        int | None, typer.Option(min=1, help="Number of sites to use, from the first; by default all.")
+    ] = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run a study as a federation of local processes, from kits to results, and take everything down again."""
-    from consilium.study import load_study
+    """Run a study as a federation of local processes, from kits to results, and stop them all at the end."""
+    from consilium.study_reading import load_study
 
     loaded = load_study(study, changes or [])
     require_flare()
@@ -209,37 +247,39 @@ def try_(
     typer.echo(str(try_federation(loaded, sites, runs)))
 
 
-def _supervise(kit: Path, kind: str, hospital: Path | None, code: Sequence[str] = (), resume: bool = True) -> None:
+def _supervise(
+    kit: Path, kind: str, hospital: Path | None, code: Sequence[str] = (), resume: bool = True, metrics: str = ""
+) -> None:
     require_flare()
     from consilium.federation.supervisor import supervise
 
-    supervise(kit, kind, hospital, code, resume)
+    supervise(kit, kind, hospital, code, resume, metrics)
 
 
-def _office(kit: Path) -> Any:
+def _admin(kit: Path) -> Any:
     require_flare()
-    from consilium.federation.office import open_office
+    from consilium.federation.admin import open_admin
 
-    return open_office(kit)
+    return open_admin(kit)
 
 
-def _follow(office: Any, job: str) -> None:
-    from consilium.cli.progress import Progress
+def _follow(admin: Any, job: str) -> None:
+    from consilium.cli.progress import ProgressDisplay
 
     seen = 0
-    with Progress() as progress:
+    with ProgressDisplay() as progress:
         while True:
-            over = office.over(job)
-            events = office.journal(job, seen)
+            over = admin.over(job)
+            events = admin.journal(job, seen)
             for event in events:
                 progress.show(event)
             seen += len(events)
-            next_ = office.awaited_successor(job) if over else None
+            next_ = admin.awaited_successor(job) if over else None
             if over and next_ is None:
                 break
             job = next_ or job
             time.sleep(1.0)
-    outcome = office.outcome(job)
+    outcome = admin.outcome(job)
     if outcome["state"] != "finished":
         raise WorkError(str(outcome["said"]))
     if outcome["said"]:
@@ -247,4 +287,6 @@ def _follow(office: Any, job: str) -> None:
 
 
 def add_to(main: typer.Typer) -> None:
+    app.add_typer(kits, name="kits")
+    hospital_commands.add_to(app)
     main.add_typer(app, name="federation", rich_help_panel="Train")

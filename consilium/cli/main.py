@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from consilium import __version__
-from consilium.cli import analysis, data, exports, federation, look, suites, train, use
+from consilium.cli import (
+    analysis,
+    audit,
+    checking,
+    data,
+    exports,
+    federation,
+    importing,
+    look,
+    privacy,
+    suites,
+    train,
+    use,
+    watch,
+)
 from consilium.errors import UserError, WorkError
 
 
 class Stopped(BaseException):
-    """Ctrl-C; not a KeyboardInterrupt, which typer would answer without a word."""
+    """Ctrl-C; not a KeyboardInterrupt, for which typer prints nothing."""
+
+
+class _PlainCommand(TyperCommand):
+    """A command whose help says nothing of types beside its flags: "--json <bool>" reads as if it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found = list(super().get_params(ctx))
+        for flag in (param for param in found if getattr(param, "is_flag", False) and param.metavar is None):
+            flag.metavar = ""
+        return found
 
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Train and use models together with hospitals whose data differ, without moving the data.\n\n"
-    "New here? [bold]consilium demo[/bold] trains six synthetic hospitals in a few minutes and writes a report.",
+    help="Federated medical imaging: hospitals train models together without moving their data.\n\n"
+    "Start with [bold]consilium demo[/bold]: it trains six synthetic hospitals in a few minutes and writes a report.",
 )
 
 
@@ -38,13 +65,23 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say the version."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
 
 
-for module in (train, suites, federation, look, analysis, data, use, exports):
+COMMANDS = (train, suites, federation, look, watch, privacy, analysis, audit, data, checking, importing, use, exports)
+for module in COMMANDS:
     module.add_to(app)
+for group in (app, *(inner.typer_instance for inner in app.registered_groups if inner.typer_instance)):
+    for told in group.registered_commands:
+        told.cls = _PlainCommand
+
+
+@functools.cache
+def command() -> Callable[..., object]:
+    """The parser of all commands, built when first needed: that takes longer than to parse."""
+    return typer.main.get_command(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     interrupt = _Interrupt()
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        app(arguments, prog_name="consilium")  # ends the process itself, with status 2 for a wrong option
+        command()(arguments, prog_name="consilium")  # ends the process itself, with status 2 for a wrong option
         status = 0
     except (Stopped, Exception) as error:
         status = _ending(error, interrupt.seen)
@@ -62,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _Interrupt:
-    """Ends the command at Ctrl-C, and remembers it: a library may turn the exception into one of its own."""
+    """Ends the command at Ctrl-C and records it, because a library may replace the exception."""
 
     seen = False
 
@@ -72,7 +109,7 @@ class _Interrupt:
 
 
 def _ending(error: BaseException, stopped: bool) -> int:
-    """Say why the command ends, and with which status."""
+    """Print why the command ends; returns its exit status."""
     if stopped:
         _say(" ".join(["stopped.", *getattr(error, "__notes__", [])]))  # the command's own, see `kept`
         return 130

@@ -16,25 +16,37 @@ from rich.text import Text
 
 
 @contextmanager
-def kept(how: str) -> Iterator[None]:
-    """What to say if the work inside is stopped: nothing committed is lost, and how to go on."""
+def kept(how: str, what: str = "Committed rounds") -> Iterator[None]:
+    """Add a note to any exception inside: what is saved, and how to continue."""
     try:
         yield
     except BaseException as error:  # Ctrl-C may come as any exception, of a library too
-        error.add_note(f"What was committed is saved; {how} goes on.")
+        error.add_note(f"{what} are saved; {how} continues.")
         raise
 
 
-class Progress:
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work on many cases, as a function of those done and all; nothing where there is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class ProgressDisplay:
     """Follows the journal of one run after another."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False, markup=False)
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
         self._fancy = self.console.is_terminal and not quiet
-        self._board = _Board()
+        self._board = _RunStatus()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if self._fancy:
             self._live.start()
         return self
@@ -67,7 +79,7 @@ class Progress:
             self._live.update(self._board.table())
 
 
-class _Board:
+class _RunStatus:
     """What is known of the run under way."""
 
     def __init__(self) -> None:
@@ -84,7 +96,7 @@ class _Board:
                 aside=event["aside"], now="", sites=event["sites"], began=time.monotonic(), answered={}, losses={},
                 score=None,
             )  # fmt: skip
-            verb = "training" if what == "start" else f"going on after round {event['round']} of"
+            verb = "training" if what == "start" else f"continuing after round {event['round']} of"
             cases = ", ".join(f"{name} {n}" for name, n in event["sites"].items())
             many = f"{event['rounds']} round{'s' if event['rounds'] != 1 else ''}"
             return f"{event['method']}: {verb} {many} at {len(event['sites'])} sites ({cases})"
@@ -94,16 +106,15 @@ class _Board:
             return f"note: site '{event['site']}' is left out: {event['why']}"
         if what == "privacy":
             told = f"ε {event['epsilon']:.3g} at δ {event['delta']:.3g} over {event['rounds']} rounds"
-            return f"note: differential privacy of every site's training cases: {told}"
+            whose = "patients" if event.get("unit") == "patient" else "cases"
+            return f"note: differential privacy of every site's training {whose}: {told}"
         if what == "unscored" and event["phase"] in ("best", "last"):
             return f"note: {event['site']} did not score the {event['phase']} state; `resume` asks it again"
         odd = event.get("firewall", {}).get("verdict") == "odd"
         if odd and event["loss"] is not None:
             facts["losses"][event["site"]] = event["loss"]
         if what in ("lost", "refused") or odd:
-            verb = {"lost": "did not answer", "refused": "was left out"}.get(
-                what, "sent an odd update, which was merged"
-            )
+            verb = {"lost": "did not answer", "refused": "was rejected"}.get(what, "sent an outlier, which was merged")
             where = event["phase"] if event["phase"] in facts["aside"] else f"round {event['round']}"
             return f"{where}: {event['site']} {verb}: {event['firewall']['why'] if odd else event['why']}"
         if what == "train" and event["loss"] is not None:

@@ -9,42 +9,47 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from consilium.cli.train import Json, Workers
+from consilium.cli import completing
+from consilium.cli.train import Json, Quiet, Workers
 from consilium.errors import WorkError
 
 if TYPE_CHECKING:
-    from consilium.cli.progress import Progress
-    from consilium.suites.running import Prospect, SuiteResult
+    from consilium.cli.progress import ProgressDisplay
+    from consilium.suites.running import SuiteResult, SuiteRun
 
 WIDE = 220  # columns where there is no terminal: a folded number is hard to read in a file
 
 
 def suite(
     file: Annotated[Path, typer.Argument(help="The suite, a TOML file (see studies/).", metavar="SUITE.toml")],
-    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="The folder for run folders.")] = Path("runs"),
     workers: Workers = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Run only this method's rows; may be repeated.", metavar="METHOD")
+        list[str] | None,
+        typer.Option(
+            help="Run only this method's rows; may be repeated.", metavar="METHOD", autocompletion=completing.methods
+        ),
     ] = None,
     seeds: Annotated[
         list[int] | None,
         typer.Option("--seed", help="Seeds in place of the suite's own; may be repeated.", metavar="N"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and where they stand; do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and their state; train nothing.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run a grid (methods × settings × seeds), skip what is done, and print its table beside the paper's.
+    """Run a grid (methods × settings × seeds), skip finished runs, and print a table next to the paper's.
 
     Example: consilium suite studies/fedsm_table3_quick.toml
     """
-    from consilium.cli.progress import Progress, kept
+    from consilium.cli.progress import ProgressDisplay, kept
     from consilium.suites.running import outlook, run_suite
 
     if dry_run:
         _list(outlook(file, runs, only or (), seeds or ()), as_json)
         return
-    with kept("the same command"), Progress(quiet=as_json) as progress:
-        result = run_suite(file, runs, workers, _Teller(progress), only or (), seeds or ())
+    with kept("the same command"), ProgressDisplay(quiet=as_json or quiet) as progress:
+        result = run_suite(file, runs, workers, _SuiteOutput(progress), only or (), seeds or (), not (as_json or quiet))
     if as_json:
         typer.echo(json.dumps(result.to_json(), allow_nan=False))
     else:
@@ -55,10 +60,10 @@ def suite(
         raise WorkError(f"{many} of the suite failed; the same command tries again:\n{whys}")
 
 
-class _Teller:
+class _SuiteOutput:
     """Words of a suite are words: "[local] lr" is not markup."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: ProgressDisplay) -> None:
         self._progress = progress
 
     def say(self, text: str) -> None:
@@ -68,7 +73,7 @@ class _Teller:
         self._progress.show(event)
 
 
-def _list(prospects: Sequence[Prospect], as_json: bool) -> None:
+def _list(prospects: Sequence[SuiteRun], as_json: bool) -> None:
     if as_json:
         listed = [{"title": p.title, "run": str(p.folder) if p.folder else None, "state": p.state} for p in prospects]
         typer.echo(json.dumps({"runs": listed}))

@@ -1,4 +1,4 @@
-"""Commands that use a trained run: predict."""
+"""Commands that use a trained run: predict, evaluate."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from consilium.cli import completing
 from consilium.cli.train import Json
-from consilium.errors import DataError
+from consilium.errors import DataError, StudyError
+
+Mirror = Annotated[bool, typer.Option("--mirrored", help="Average over mirror images: slower, often a little better.")]
 
 
 def predict(
@@ -18,49 +21,125 @@ def predict(
         typer.Argument(
             help="A run folder, or a package made by `consilium export`; with --hospital the first image.",
             metavar="RUN",
+            autocompletion=completing.runs,
         ),
     ],
     images: Annotated[
         list[Path] | None, typer.Argument(help="Image files, or folders of them.", metavar="IMAGE")
     ] = None,
-    to: Annotated[Path, typer.Option(help="Where masks and predictions.csv go.", metavar="DIR")] = Path("predictions"),
-    site: Annotated[str | None, typer.Option(help="Use this hospital's own model for every image.")] = None,
+    to: Annotated[Path, typer.Option(help="The folder for masks and predictions.csv.", metavar="DIR")] = Path(
+        "predictions"
+    ),
+    site: Annotated[str | None, typer.Option(help="Use this site's own model for every image.")] = None,
     hospital: Annotated[
         Path | None,
-        typer.Option(help="A hospital.toml: use what a federation delivered there.", metavar="FILE.toml"),
+        typer.Option(help="A hospital.toml: use the release that a federation delivered there.", metavar="FILE.toml"),
     ] = None,
     delivered: Annotated[
         str | None, typer.Option("--run", help="With --hospital: the run, by default the latest.", metavar="NAME")
     ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Say a class from this probability on, e.g. melanoma=0.3; may be repeated.", metavar="CLASS=P"
+        ),
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also write a map of every label's probability.")
+    ] = False,
+    overlays: Annotated[
+        bool, typer.Option("--overlays", help="Also write a picture of every image with the mask's outlines.")
+    ] = False,
+    mirrored: Mirror = False,
     as_json: Json = False,
 ) -> None:
-    """Write a mask (or class) per image in the image's own geometry, and predictions.csv: model used, why.
+    """Write a mask (or class) per image in the image's geometry, and predictions.csv: model used and reason.
 
     Example: consilium predict runs/fedsm-s0-1a2b3c4d scans/ --to masks
     """
     from consilium import prediction as predicting
 
+    options = predicting.PredictOptions(_thresholds(threshold or []), probabilities, overlays, mirrored)
     if hospital is not None:
         from consilium.hospital import read_hospital
 
-        study, predictor = predicting.open_at_hospital(read_hospital(hospital), delivered)
+        settings = read_hospital(hospital)
+        study, predictor = predicting.open_at_hospital(settings, delivered)
         own = predictor.of_site(site) if site else predictor
-        predictions = predicting.predict_with(study, own, [run, *(images or [])], to, site)
+        trained = predicting.trained_on_at_hospital(settings, delivered)
+        predictions = predicting.predict_with(study, own, [run, *(images or [])], to, site, trained, options)
     elif not images:
         raise DataError(
             "name at least one image, or a folder of images, after the run; see `consilium predict --help`."
         )
     else:
-        predictions = predicting.predict(run, images, to, site)
+        predictions = predicting.predict(run, images, to, site, options)
     if as_json:
         typer.echo(json.dumps({"predictions": [prediction.to_json() for prediction in predictions]}))
         return
     for prediction in predictions:
-        typer.echo(f"{prediction.image}: {prediction.result}  ({prediction.model}; {prediction.why})", err=True)
+        sure = f" {prediction.probabilities[prediction.result]:.3f}" if prediction.probabilities else ""
+        typer.echo(f"{prediction.image}: {prediction.result}{sure}  ({prediction.model}; {prediction.why})", err=True)
         if prediction.warning:
             typer.echo(f"  warning: {prediction.warning}", err=True)
     typer.echo(str(to / "predictions.csv"))
 
 
+def _thresholds(texts: list[str]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        label, equals, number = text.rpartition("=")
+        try:
+            found[label] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise StudyError(f"--threshold {text}: write it as CLASS=PROBABILITY, for instance melanoma=0.3.")
+    return found
+
+
+def evaluate(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run folder, or a package made by `consilium export`.", metavar="RUN", autocompletion=completing.runs
+        ),
+    ],
+    federation: Annotated[
+        Path, typer.Argument(help="Labelled cases: a federation's folder with the model's labels.", metavar="DIR")
+    ],
+    split: Annotated[str, typer.Option(help="Which cases: test, valid, train or all.")] = "test",
+    site: Annotated[str | None, typer.Option(help="Use this hospital's own model for every case.")] = None,
+    mirrored: Mirror = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Write a page with tables and figures.", metavar="FILE.html")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a finished model on labelled cases, also new ones: site by site, with 95 % intervals.
+
+    Example: consilium evaluate runs/fedsm-s0-1a2b3c4d data/new --page scores.html
+    """
+    from consilium.evaluation import evaluate_on
+    from consilium.finished_run import open_run
+    from consilium.reports.evaluation_page import show_evaluation, write_evaluation_page
+
+    opened = open_run(run)
+    predictor = opened.predictor(site)
+    if mirrored:
+        from consilium.test_time import Mirrored
+
+        predictor = Mirrored(opened.study.task.on("cpu"), predictor)
+    found = evaluate_on(opened.study, predictor, federation, split)
+    if as_json:
+        typer.echo(json.dumps({"run": str(run), **found.to_json()}, allow_nan=False))
+    else:
+        show_evaluation(found)
+    if page is not None:
+        write_evaluation_page(found, run.resolve().name, page)
+        typer.echo(str(page), err=as_json)
+
+
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Use")(predict)
+    for command in (predict, evaluate):
+        app.command(rich_help_panel="Use")(command)

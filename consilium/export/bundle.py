@@ -7,6 +7,7 @@ them itself.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ import safetensors.torch
 from consilium import __version__
 from consilium.export import transforms
 from consilium.export.models import Model
-from consilium.export.network import Portable, outputs_of
+from consilium.export.network import SCRIPTS, Portable, outputs_of
 from consilium.study import Study
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import Weights
@@ -35,6 +36,9 @@ def write_bundle(
         (folder / part).mkdir(parents=True)
     weights = renamed(model.weights, network.prefix)
     safetensors.torch.save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
+    for name, file in network.files.items():
+        (folder / SCRIPTS / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / SCRIPTS / name)
     _write_json(folder / "configs/inference.json", inference(study, network))
     _write_json(folder / "configs/metadata.json", describe(study, network, model, scores, about))
     (folder / "docs/README.md").write_text(_readme(study, network, model, about), encoding="utf-8")

@@ -12,7 +12,10 @@ from consilium.describe import describe_all
 from consilium.export.models import Model, Released
 from consilium.methods import METHODS
 from consilium.reports.reading import RunView
-from consilium.scores import EMPTY, MEAN, ByCase, Row, by_case, interval, matrix, selection
+from consilium.scores.means import MEAN, ByCase
+from consilium.scores.rows import EMPTY, ScoreRow
+from consilium.scores.statistics import interval
+from consilium.scores.views import by_case, matrix, selection
 from consilium.study import Study
 
 Facts = dict[str, Any]
@@ -112,7 +115,7 @@ def _training(study: Study, view: RunView) -> Facts:
     }
 
 
-def _scores(rows: Sequence[Row], model: str, metric: str, study: Study) -> Facts:
+def _scores(rows: Sequence[ScoreRow], model: str, metric: str, study: Study) -> Facts:
     """Label → sites, guests and site mean, each with a 95 % interval."""
     inside = [row for row in rows if not row.outside]
     outside = [replace(row, outside=False) for row in rows if row.outside]
@@ -139,13 +142,12 @@ def _cells(values: ByCase) -> Facts:
 
 
 def _mean(values: ByCase) -> Facts:
-    lists = {site: list(cases.values()) for site, cases in values.items()}
-    low, high = interval(lists)
-    means = [sum(found) / len(found) for found in lists.values()]
+    low, high = interval(values)
+    means = [sum(found.values()) / len(found) for found in values.values()]
     return {"value": sum(means) / len(means), "low": low, "high": high}
 
 
-def _selector(rows: Sequence[Row], out: Released) -> Facts:
+def _selector(rows: Sequence[ScoreRow], out: Released) -> Facts:
     """How often each model was chosen on test cases; empty without a selector."""
     chosen = selection(rows, "test")
     if not chosen:

@@ -25,10 +25,11 @@ from consilium.export.models import Model, Released, released, whole_models
 from consilium.export.network import Portable, portable
 from consilium.export.package import FOLDER, write_package
 from consilium.files import write_json, write_text
+from consilium.predictor import Predictor
 from consilium.reports.reading import read_run
 from consilium.run_folder import RunFolder
-from consilium.site import Predictor, Task
 from consilium.study import Study
+from consilium.task import Task
 from consilium.tasks.segmentation import Segmentation
 
 TOLERANCE = 1e-6  # between a bundle's logits and ours, relative to the largest
@@ -60,7 +61,7 @@ def export_run(run: Path, to: Path, check: bool = True) -> Export:
             write_bundle(draft / model.name, study, network, model, card.own_scores(facts, model), card.about(model))
         if onnx:
             _write_onnx(draft, study, network, out.models)
-        write_package(draft / FOLDER, study, out, folder.trained_on())
+        write_package(draft / FOLDER, study, out, folder.origin.trained_on())
         write_json(facts, draft / "model_card.json", durable=False)
         write_text(card_page.markdown(facts), draft / "model_card.md")
         gaps = _gaps(draft, study, network, out) if check else {}

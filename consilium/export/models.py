@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from consilium import tree
-from consilium.site import OneModel, Predictor, Task, WithOthers
+from consilium.methods.site_models import SiteModels
+from consilium.predictor import OneModel, Predictor, WithOthers
 from consilium.study import Study
+from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 
@@ -42,7 +44,7 @@ def released(study: Study, server: Any) -> Released:
     predictor = study.method.deploy(task, None, message)
     models, parts = [], []
     for path, weights in tree.split(message).weights.items():
-        if _is_whole(weights, task):
+        if _is_plain(predictor) and _is_whole(weights, task):
             kind, _, of = path.partition("/")
             models.append(Model(kind, of, weights))
         else:
@@ -55,10 +57,16 @@ def whole_models(predictor: Predictor) -> tuple[Model, ...]:
     found: dict[str, Model] = {}
     for part in (predictor, *predictor.others()):
         first = part.first if isinstance(part, WithOthers) else part
-        if isinstance(first, OneModel):
+        if isinstance(first, OneModel) and first.plain:
             model = Model(first.model, first.of, first.weights)
             found.setdefault(model.name, model)
     return tuple(found.values())
+
+
+def _is_plain(predictor: Predictor) -> bool:
+    """Whether a network alone answers as the predictor does; some methods change it, or what becomes of its output."""
+    first = predictor.first if isinstance(predictor, WithOthers) else predictor
+    return not isinstance(first, SiteModels) and not (isinstance(first, OneModel) and not first.plain)
 
 
 def _is_whole(weights: Weights, task: Task) -> bool:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from consilium.extensions import code_files
+from consilium.networks.nested_unet import NestedUNet
 from consilium.networks.unet import AnySize
 from consilium.study import Study
 from consilium.tasks.segmentation import Segmentation
 
+SCRIPTS = "scripts"  # where a bundle keeps code
 # for every layer that needs no consilium: the arguments that make it again, kept under the same name
 _LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
     **dict.fromkeys((nn.Conv2d, nn.Conv3d), ("in_channels", "out_channels", "kernel_size", "stride", "padding")),
@@ -39,6 +43,7 @@ class Portable:
     divisor: int = 1  # image sides must be a multiple of it
     imports: tuple[str, ...] = ()
     packages: tuple[str, ...] = field(default=())  # needed beside MONAI's own
+    files: Mapping[str, Path] = field(default_factory=dict)  # of the user's own code, for the bundle's scripts/
 
 
 def outputs_of(study: Study) -> int:
@@ -54,6 +59,10 @@ def portable(study: Study) -> Portable:
     whole = study.task.network().eval()
     wrapped = isinstance(whole, AnySize)
     bare, prefix, divisor = (whole.net, "net.", whole.divisor) if isinstance(whole, AnySize) else (whole, "", 1)
+    if isinstance(bare, NestedUNet):
+        return Portable(
+            bare, {"network_def": {"_target_": "monai.networks.nets.UNet", **bare.as_monai}}, prefix, divisor
+        )
     if type(bare) is UNet:
         arguments = {name: _plain(getattr(bare, name)) for name in _UNET}
         config = {"_target_": "monai.networks.nets.UNet", "spatial_dims": bare.dimensions, **arguments}
@@ -74,11 +83,25 @@ def _own_class(study: Study, whole: nn.Module) -> Portable:
     """A class that only consilium or the user's own package has: the bundle then needs that package."""
     kind = type(study.network)
     fields: Any = study.network
+    source = str(getattr(kind, "source", ""))
+    if ".py:" in source:
+        return _own_file(study, whole, source, fields)
     arguments = ", ".join(f"{f.name}={getattr(fields, f.name)!r}" for f in dataclasses.fields(fields))
     build = f"build({study.task.dimensions}, {study.facts.channels}, {outputs_of(study)})"
     config = {"network_def": f"${kind.__name__}({arguments}).{build}"}
     package = kind.__module__.partition(".")[0]
     return Portable(whole, config, imports=(f"$from {kind.__module__} import {kind.__name__}",), packages=(package,))
+
+
+def _own_file(study: Study, whole: nn.Module, source: str, fields: Any) -> Portable:
+    """A class in the user's own file, which goes into the bundle with the files it imports."""
+    arguments = fields.arguments(study.task.dimensions, study.facts.channels, outputs_of(study))
+    text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    file, _, name = source.rpartition(":")
+    # MONAI takes an expression with the word "import" for a statement
+    folder, path = (f"os.path.join(@bundle_root, '{part}')" for part in (SCRIPTS, f"{SCRIPTS}/{Path(file).name}"))
+    config = {"network_def": f"$(sys.path.insert(0, {folder}), runpy.run_path({path})['{name}']({text}))[1]"}
+    return Portable(whole, config, imports=("$import sys", "$import runpy"), files=code_files([source]))
 
 
 def _plain(value: Any) -> Any:

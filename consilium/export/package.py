@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from consilium import __version__, tree
+from consilium import __version__, packet_files
 from consilium.data.profile import DataProfile, read_profile
 from consilium.errors import RunError
 from consilium.export.models import Released
+from consilium.extensions import code_files
 from consilium.files import read_json, write_json, write_text
 from consilium.machine import pick_device
-from consilium.site import Predictor
-from consilium.study import Study, load_study
+from consilium.predictor import Predictor
+from consilium.study import Study
+from consilium.study_reading import load_study
 
 FORMAT = 1  # of the package; a change keeps older ones readable or refuses them in words
 FOLDER = "super_model"  # inside an export
@@ -26,8 +29,12 @@ _MARK = "package.json"
 def write_package(folder: Path, study: Study, released: Released, trained_on: DataProfile | None = None) -> None:
     """Everything that predicting needs; of the data it was trained on only ranges, nothing of the machine."""
     folder.mkdir(parents=True)
-    tree.save(released.message, folder / "release.safetensors")
-    write_text(_anywhere(study).to_toml(), folder / "study.toml")
+    packet_files.save(released.message, folder / "release.safetensors")
+    code = code_files(study.plugins)
+    for name, file in code.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
+    write_text(_anywhere(study).to_toml(places=False), folder / "study.toml")
     write_text(_readme(study, released), folder / "README.md")
     sites = sorted({model.of for model in released.models if model.of})
     facts = {
@@ -37,7 +44,7 @@ def write_package(folder: Path, study: Study, released: Released, trained_on: Da
         "model": released.predictor.model,
         "sites": sites,  # those with a model of their own, for --site
         **({"distribution": trained_on.to_json()} if trained_on else {}),
-        "sha256": {name: _sha256(folder / name) for name in ("release.safetensors", "study.toml")},
+        "sha256": {name: _sha256(folder / name) for name in ("release.safetensors", "study.toml", *code)},
     }
     write_json(facts, folder / _MARK)
 
@@ -57,7 +64,7 @@ def open_package(folder: Path, site: str | None = None, device: str = "auto") ->
     folder = folder if (folder / _MARK).is_file() else folder / FOLDER
     _check(folder)
     study = load_study(folder / "study.toml")
-    released: Any = tree.load(folder / "release.safetensors", study.method.Release)
+    released: Any = packet_files.load(folder / "release.safetensors", study.method.Release)
     task = study.task.on(pick_device(device, 0))
     predictor = study.method.deploy(task, None, released)
     return study, predictor.of_site(site) if site else predictor
@@ -67,6 +74,12 @@ def trained_on(folder: Path) -> DataProfile | None:
     """What the training images were like; None where the package does not say."""
     folder = folder if (folder / _MARK).is_file() else folder / FOLDER
     return read_profile(read_json(folder / _MARK).get("distribution"))
+
+
+def sites_of(folder: Path) -> tuple[str, ...]:
+    """The sites that have a model of their own in a package."""
+    folder = folder if (folder / _MARK).is_file() else folder / FOLDER
+    return tuple(read_json(folder / _MARK).get("sites", ()))
 
 
 def _check(folder: Path) -> None:
@@ -80,7 +93,8 @@ def _check(folder: Path) -> None:
             "that version, or export the run again."
         )
     digests = facts.get("sha256")
-    for name in ("release.safetensors", "study.toml"):  # one without a digest is not one of ours
+    listed = digests if isinstance(digests, Mapping) else {}
+    for name in {"release.safetensors", "study.toml", *listed}:  # one without a digest is not one of ours
         path = folder / name
         if not path.is_file() or not isinstance(digests, Mapping) or _sha256(path) != digests.get(name):
             raise RunError(f"{path} is damaged or missing; copy the package again, or export the run again.")

@@ -18,11 +18,14 @@ _BY_TYPE = (
     "else monai.transforms.ScaleIntensity()(x.float())"
 )
 _ABOVE_MINIMUM = "$lambda x: x > x.amin(tuple(range(1, x.ndim)), keepdim=True)"
+_ABOVE_ZERO = "$lambda x: x > 0"
 
 
 def preprocessing(study: Study, divisor: int) -> list[Transform]:
     """From a file to the array (channels, *spatial) that the network was trained on."""
     how, axes = study.preprocess, study.facts.dimensions
+    if how.steps:
+        raise StudyError("[preprocess] steps of your own cannot be written into a MONAI bundle; predict with the run.")
     backwards = [0, *range(axes, 0, -1)]
     steps = [
         _step("LoadImaged", dtype=None, image_only=True),
@@ -36,8 +39,10 @@ def preprocessing(study: Study, divisor: int) -> list[Transform]:
         steps.append(_step("Spacingd", pixdim=list(reversed(how.spacing)), mode="bilinear"))
     # MONAI's readers give (x, y, z), consilium's (z, y, x)
     steps.append(_step("Transposed", indices=backwards))
-    if how.crop == "foreground":
-        crop: Transform = {"select_fn": _ABOVE_MINIMUM, "margin": MARGIN, "allow_smaller": True}
+    if how.crop != "none":
+        positive = how.crop == "positive"
+        function, margin = (_ABOVE_ZERO, 0) if positive else (_ABOVE_MINIMUM, MARGIN)
+        crop: Transform = {"select_fn": function, "margin": margin, "allow_smaller": True}
         steps.append(_step("CropForegroundd", source_key="image", **crop))
     steps += _intensities(how)
     if how.size:

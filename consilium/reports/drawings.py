@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import statistics
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.reports import figures
-from consilium.reports.figures import BOUND, LOCAL, Cost, Dot
+from consilium.reports import figures, style
+from consilium.reports.comparing import cells, site_mean_interval
+from consilium.reports.comparing import elsewhere as local_elsewhere
+from consilium.reports.costs import cost_of
+from consilium.reports.curves import best_so_far, learning_curves
+from consilium.reports.embedding import EmbeddedImage, embedded
+from consilium.reports.figures import Cost, Dot
 from consilium.reports.grouping import Group
 from consilium.reports.reading import Curve, Headline, RunView, lower_is_better
-from consilium.reports.tables import SITE_MEAN, Comparison, called, cells, site_mean_interval
-from consilium.reports.tables import elsewhere as local_elsewhere
-from consilium.scores import CHOSEN, Row, selection
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from consilium.reports.style import BOUND, LOCAL
+from consilium.reports.tables import SITE_MEAN, Comparison, TextCell, called
+from consilium.scores.rows import CHOSEN, ScoreRow
+from consilium.scores.views import selection
 
 Tints = Mapping[str, str]  # group name → colour
 
 _PARTS = {"global": "global model", "personal": "personal models", "super": "super model", "ensemble": "ensemble"}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An image inside the page."""
-
-    uri: str
-    alt: str
-    width: int  # pixels
-    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,8 @@ class Overlay:
     site: str
     case: str
     model: str
-    dice: Mapping[str, float]
+    dice: Mapping[str, float]  # of the whole case, also where one slice is shown
+    rank: str = ""  # among the site's test cases: "worst", "typical", "best"
 
 
 def tints(every: Sequence[Group], comparison: Comparison | None) -> Tints:
@@ -55,10 +48,10 @@ def tints(every: Sequence[Group], comparison: Comparison | None) -> Tints:
     leaders = comparison.best(SITE_MEAN) if comparison else frozenset()
     federated = sorted((g.name for g in every if g.kind == "federated"), key=lambda name: name not in leaders)
     fixed = {group.name: BOUND if group.kind == "bound" else LOCAL for group in every}
-    return fixed | figures.colours(federated)
+    return fixed | style.colours(federated)
 
 
-def gap(comparison: Comparison, tint: Tints) -> Picture | None:
+def gap(comparison: Comparison, tint: Tints) -> EmbeddedImage | None:
     """Every method's site mean, and those of a federated method's several models."""
     dots = [dot for group in comparison.groups for dot in _dots(group, tint[group.name])]
     if len(dots) < 2:
@@ -67,10 +60,10 @@ def gap(comparison: Comparison, tint: Tints) -> Picture | None:
     bounds = {group.name for group in comparison.groups if group.kind == "bound"}
     bound = next((dot.value for dot in dots if dot.name in bounds), None)
     figure = figures.gap(dots, called(comparison.metric), bound)
-    return _picture(figure, "Site means: " + ", ".join(f"{dot.name} {dot.value:.3f}" for dot in dots))
+    return embedded(figure, "Site means: " + ", ".join(f"{dot.name} {dot.value:.3f}" for dot in dots))
 
 
-def curves(every: Sequence[Group], tint: Tints) -> Picture | None:
+def curves(every: Sequence[Group], tint: Tints) -> EmbeddedImage | None:
     """Validation over rounds; pooled training only as a line, as in the paper."""
     drawn = {g.name: c for g in every if g.kind != "bound" and (c := _mean_curve([r.curve for r in g.runs])).rounds}
     if not drawn or all(len(curve.rounds) < 2 for curve in drawn.values()):
@@ -79,13 +72,13 @@ def curves(every: Sequence[Group], tint: Tints) -> Picture | None:
     lower = lower_is_better(about.metric)
     bounds = [found for group in every if group.kind == "bound" for run in group.runs if (found := _bound(run, lower))]
     level, by_site = bounds[0] if bounds else (None, {})
-    figure = figures.learning_curves(drawn, tint, level, by_site, called(about.metric), lower)
-    ends = ", ".join(f"{n} {figures.best_so_far(c.site_mean, lower)[-1]:.3f}" for n, c in drawn.items())
+    figure = learning_curves(drawn, tint, level, by_site, called(about.metric), lower)
+    ends = ", ".join(f"{n} {best_so_far(c.site_mean, lower)[-1]:.3f}" for n, c in drawn.items())
     pooled = "" if level is None else f"; pooled training's best is {level:.3f}"
-    return _picture(figure, f"Validation {called(about.metric)} over rounds, best so far at the end: {ends}{pooled}")
+    return embedded(figure, f"Validation {called(about.metric)} over rounds, best so far at the end: {ends}{pooled}")
 
 
-def site_matrix(comparison: Comparison) -> Picture | None:
+def site_matrix(comparison: Comparison) -> EmbeddedImage | None:
     """Methods by sites, the numbers on their shade."""
     columns = [column for column in comparison.columns if column.kind in ("site", "outside")]
     lines = [line for line in comparison.lines if line.kind != "elsewhere"]
@@ -94,10 +87,10 @@ def site_matrix(comparison: Comparison) -> Picture | None:
     values = {line.name: {c.title: line.cells[c].value for c in columns if c in line.cells} for line in lines}
     titles = [column.title for column in columns]
     figure = figures.heat(values, titles, lower=lower_is_better(comparison.metric))
-    return _picture(figure, f"Test {called(comparison.metric)} of each method at each site, as in the table above")
+    return embedded(figure, f"Test {called(comparison.metric)} of each method at each site, as in the table above")
 
 
-def elsewhere(group: Group) -> Picture | None:
+def elsewhere(group: Group) -> EmbeddedImage | None:
     """Each site's local model at every other site."""
     found = local_elsewhere(group) if group.kind == "local" else {}
     if not found:
@@ -108,10 +101,12 @@ def elsewhere(group: Group) -> Picture | None:
         found, sites, [(name, name) for name in found], "trained at", "tested at", lower_is_better(metric)
     )
     worst = min((value, of, site) for of, means in found.items() for site, value in means.items() if of != site)
-    return _picture(figure, f"Local models elsewhere; the lowest is {worst[1]}'s model at {worst[2]}: {worst[0]:.3f}")
+    return embedded(
+        figure, f"Local models at other sites; the lowest is {worst[1]}'s model at {worst[2]}: {worst[0]:.3f}"
+    )
 
 
-def selected(group: Group) -> Picture | None:
+def selected(group: Group) -> EmbeddedImage | None:
     """What the selector of a group's first run chose at each site."""
     frequencies = selection(group.runs[0].best_rows, "test")
     if not frequencies:
@@ -120,10 +115,10 @@ def selected(group: Group) -> Picture | None:
     words = ", ".join(f"{site} {100 * share:.0f} %" for site, share in own.items())
     alt = f"Share of test cases sent to the site's own personal model: {words}"
     caption = "; ".join([f"Selector of {group.name}", *_selector_notes(group.runs[0].best_rows, frequencies)])
-    return _picture(figures.selection_bars(frequencies), alt, caption=caption)
+    return embedded(figures.selection_bars(frequencies), alt, caption=caption)
 
 
-def _selector_notes(rows: Sequence[Row], frequencies: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _selector_notes(rows: Sequence[ScoreRow], frequencies: Mapping[str, Mapping[str, float]]) -> list[str]:
     """What a reader must know of a selector besides its choices."""
     notes = []
     if all(set(found) == {"global"} for found in frequencies.values()):
@@ -135,7 +130,7 @@ def _selector_notes(rows: Sequence[Row], frequencies: Mapping[str, Mapping[str, 
     return notes
 
 
-def relations(group: Group) -> Picture | None:
+def relations(group: Group) -> EmbeddedImage | None:
     """How much each site of an APPLE run takes from each other's core; a run from a real federation cannot say.
 
     What `consilium analyse` left of it says more, and is shown in its place.
@@ -149,26 +144,64 @@ def relations(group: Group) -> Picture | None:
     found = read_relationships(group.runs[0])
     words = ", ".join(f"{site} most from {found.friend(site)}" for site in found.p)
     figure = figures.relation_map(found.matrix(), found.sites)
-    return _picture(figure, f"Of the others' cores {words}", caption=f"p of {group.name}, last round")
+    return embedded(figure, f"Of the others' cores {words}", caption=f"p of {group.name}, last round")
 
 
-def example(overlay: Overlay) -> Picture:
+@dataclass(frozen=True)
+class SiteExamples:
+    """Cases of one site, the worst first."""
+
+    site: str
+    pictures: tuple[EmbeddedImage, ...]
+
+
+def examples(overlays: Sequence[Overlay]) -> list[SiteExamples]:
+    """Example cases by site, in the order given."""
+    sites = dict.fromkeys(overlay.site for overlay in overlays)
+    return [SiteExamples(site, tuple(_example(o) for o in overlays if o.site == site)) for site in sites]
+
+
+def _example(overlay: Overlay) -> EmbeddedImage:
     scores = ", ".join(f"{label} {value:.3f}" for label, value in overlay.dice.items())
     what = f"case {overlay.case} of {overlay.site}"
     alt = f"Outlines of the truth and of the {overlay.model} model's prediction, {what}; Dice {scores}"
-    figure = figures.overlay(overlay.image, overlay.truth, overlay.prediction)
-    return _picture(figure, alt, "png", f"{overlay.site}, {overlay.case}, {overlay.model} model")
+    rank = f"{overlay.rank.capitalize()}: " if overlay.rank else ""
+    caption = f"{rank}{overlay.case}, {overlay.model} model; Dice {scores}"
+    return embedded(figures.overlay(overlay.image, overlay.truth, overlay.prediction), alt, "png", caption, dpi=200)
+
+
+def legend(overlays: Sequence[Overlay]) -> list[tuple[str, str]]:
+    """Labels and their colours, of what the pictures show."""
+    names = dict.fromkeys(label for overlay in overlays for label in overlay.truth)
+    return [(label, style.label_colour(i)) for i, label in enumerate(names)]
 
 
 def costs(every: Sequence[Group]) -> list[Cost]:
     """Means over a group's seeds."""
-    return [_cost(group) for group in every]
+    return [cost_of(group.name, group.runs) for group in every]
 
 
-def cost_picture(every: Sequence[Group], tint: Tints) -> Picture:
+def cost_grid(every: Sequence[Group]) -> list[list[TextCell]]:
+    """What each method cost, with units."""
+    heads = [
+        "method", "passes per case", "a site sends per round, MB", "a site gets per round, MB", "both ways in all, MB",
+        "time, min", "peak memory, MB",
+    ]  # fmt: skip
+    rows = [
+        [
+            cost.name, "–" if cost.passes is None else f"{cost.passes:g}", f"{cost.up_turn_mb:,.2f}",
+            f"{cost.down_turn_mb:,.2f}", f"{cost.up_mb + cost.down_mb:,.1f}", f"{cost.minutes:,.1f}",
+            f"{cost.memory_mb:,.0f}",
+        ]
+        for cost in costs(every)
+    ]  # fmt: skip
+    return [[TextCell(text) for text in row] for row in (heads, *rows)]
+
+
+def cost_picture(every: Sequence[Group], tint: Tints) -> EmbeddedImage:
     found = costs(every)
     words = [f"{c.name}: {c.up_mb:.0f} MB up, {c.down_mb:.0f} MB down, {c.minutes:.1f} minutes" for c in found]
-    return _picture(figures.cost_bars(found, tint), "; ".join(words))
+    return embedded(figures.cost_bars(found, tint), "; ".join(words))
 
 
 def _dots(group: Group, colour: str) -> list[Dot]:
@@ -217,21 +250,3 @@ def _bound(run: RunView, lower: bool) -> tuple[float, dict[str, float]] | None:
         return None
     best = (min if lower else max)(range(len(curve.rounds)), key=lambda i: curve.site_mean[i])
     return curve.site_mean[best], {site: values[best] for site, values in curve.sites.items()}
-
-
-def _cost(group: Group) -> Cost:
-    summaries = [run.summary for run in group.runs if run.summary]
-
-    def mean(key: str) -> float:
-        return statistics.fmean(float(summary.get(key) or 0) for summary in summaries)
-
-    up, down = mean("bytes_up") / 1e6, mean("bytes_down") / 1e6
-    turns = mean("rounds") * statistics.fmean(len(summary["headline"]["sites"]) for summary in summaries) or 1
-    return Cost(group.name, up, down, mean("seconds") / 60, mean("peak_memory_mb"), up / turns, down / turns)
-
-
-def _picture(figure: Figure, alt: str, kind: Literal["svg", "png"] = "svg", caption: str = "") -> Picture:
-    data = b64encode(figures.to_bytes(figure, kind)).decode()
-    media = {"svg": "image/svg+xml", "png": "image/png"}[kind]
-    width = round(96 * float(figure.get_size_inches()[0]))
-    return Picture(f"data:{media};base64,{data}", alt, width, caption)

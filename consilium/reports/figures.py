@@ -1,57 +1,24 @@
-"""Figures: each function draws one and returns it; nothing here touches matplotlib's global state for good."""
+"""The figures of the report page: each function draws one and returns it."""
 
 from __future__ import annotations
 
-import io
 import math
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.reports.reading import Curve
+from consilium.reports.style import BOUND, INK, WIDTH, as_picture, bare, label_colour, outline, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours without their yellow, which is too faint for lines and text on white
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-INK, FAINT, RULE = "#222222", "#767676", "#d9d9d9"
-BOUND, LOCAL = "#222222", "#767676"
-TRUTH, PREDICTION = "#56B4E9", "#F0E442"
-WIDTH = 10.0  # inches: 960 pixels, the width of the page
 
 # what a selector can choose, and its shade
 ROLES = (("the site's own model", "#0072B2"), ("the global model", "#c4c4c4"), ("another site's model", "#f2c49b"))
-
-_STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib, so a page looks the same wherever it is made
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": False,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "consilium",  # the same runs give the same bytes
-    "figure.dpi": 96,
-}
 
 
 @dataclass(frozen=True)
@@ -77,43 +44,8 @@ class Cost:
     memory_mb: float
     up_turn_mb: float = 0.0  # per site and round
     down_turn_mb: float = 0.0
-
-
-def colours(names: Sequence[str]) -> dict[str, str]:
-    """One colour per name, the same in every figure of a page."""
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
-
-
-def learning_curves(
-    curves: Mapping[str, Curve],
-    colour: Mapping[str, str],
-    bound: float | None = None,
-    bound_sites: Mapping[str, float] | None = None,
-    what: str = "dice",
-    lower: bool = False,
-) -> Figure:
-    """Validation scores over rounds: the site mean large, each site small; `bound` is pooled training's best."""
-    sites = sorted({site for curve in curves.values() for site in curve.sites})
-    rows = max(2, math.ceil(len(sites) / 3))
-    with sheet(height=max(3.7, 1.5 * rows + 0.6)) as figure:
-        left, right = figure.subfigures(1, 2, width_ratios=[1, 1.15], squeeze=False)[0]
-        main = left.subplots()
-        _curves_panel(main, {name: c.site_mean for name, c in curves.items()}, curves, colour, bound, lower)
-        main.set(title="Mean over sites", xlabel="round", ylabel=f"validation {what}")
-        _end_labels(main, curves, colour, bound, lower)
-        small = np.ravel(right.subplots(rows, 3, sharex=True))
-        for axes, site in zip(small, sites, strict=False):
-            there = {name: curve.sites[site] for name, curve in curves.items() if site in curve.sites}
-            _curves_panel(axes, there, curves, colour, (bound_sites or {}).get(site), lower)
-            axes.set_title(site)
-            axes.locator_params(axis="y", nbins=4)
-        for axes in small[len(sites) :]:
-            axes.set_axis_off()
-        # the panels above an unused place have lost their shared ticks
-        for axes in small[max(0, len(sites) - 3) : len(sites)]:
-            axes.tick_params(labelbottom=True)
-        right.supxlabel("round", fontsize=9)
-        return figure
+    round_seconds: float = 0.0
+    passes: float | None = None  # forward passes per case at prediction; None: a run of an earlier version
 
 
 def heat(
@@ -238,25 +170,20 @@ def cost_bars(costs: Sequence[Cost], colour: Mapping[str, str]) -> Figure:
 
 
 def overlay(
-    image: NDArray[Any],
-    truth: Mapping[str, NDArray[np.bool_]],
-    prediction: Mapping[str, NDArray[np.bool_]],
-    title: str = "",
+    image: NDArray[Any], truth: Mapping[str, NDArray[np.bool_]], prediction: Mapping[str, NDArray[np.bool_]]
 ) -> Figure:
-    """An image (H, W) or (H, W, 3) with the outlines of the truth, solid, and of the prediction, dashed."""
+    """An image (H, W) or (H, W, 3), nothing around it; a colour per label, the truth solid, the prediction dashed."""
     height, width = image.shape[:2]
-    seen = [name for name in truth if name in prediction and (truth[name] | prediction[name]).any()]
-    scores = [f"{name} {dice(truth[name], prediction[name]):.3f}" for name in seen]
-    lines = textwrap.wrap("Dice: " + ", ".join(scores) if scores else "", 36)
-    with sheet(height=2.4 * height / width + 0.2 + 0.15 * max(1, len(lines)), width=2.4) as figure:
+    with sheet(height=2.4 * height / width, width=2.4) as figure:
         axes = figure.subplots()
-        axes.imshow(as_picture(image), cmap="gray", vmin=0, vmax=1)
-        for masks, colour, dash in ((truth, TRUTH, "solid"), (prediction, PREDICTION, "dashed")):
-            for mask in masks.values():
-                outline(axes, mask, colour, dash)
+        figure.set_layout_engine("none")
+        axes.set_position((0, 0, 1, 1))
+        axes.imshow(as_picture(image), cmap="gray", vmin=0, vmax=1, aspect="auto")
+        for i, label in enumerate(truth):
+            outline(axes, truth[label], label_colour(i), "solid")
+            if label in prediction:
+                outline(axes, prediction[label], label_colour(i), "dashed")
         axes.set_axis_off()
-        axes.set_title(title)
-        figure.supxlabel("\n".join(lines), fontsize=8)
         return figure
 
 
@@ -264,109 +191,6 @@ def dice(truth: NDArray[np.bool_], prediction: NDArray[np.bool_]) -> float:
     """2|A ∩ B| / (|A| + |B|); 1 if both are empty."""
     size = int(truth.sum()) + int(prediction.sum())
     return 2 * int((truth & prediction).sum()) / size if size else 1.0
-
-
-def to_bytes(figure: Figure, kind: Literal["svg", "png"] = "svg", dpi: int = 144) -> bytes:
-    """A figure as a file; the same figure gives the same bytes."""
-    import matplotlib
-
-    stream = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(stream, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    return stream.getvalue()
-
-
-@contextmanager
-def sheet(height: float, width: float = WIDTH) -> Iterator[Figure]:
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
-        _settle(figure)
-
-
-def _settle(figure: Figure) -> None:
-    """Lay out once and round: the layout's last bits change from time to time, and ids in an SVG hash them."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        x, y, width, height = axes.get_position(original=True).bounds
-        axes.set_position((round(x, 5), round(y, 5), round(width, 5), round(height, 5)))
-
-
-def bare(axes: Axes) -> None:
-    """Names in the margin are enough: no left axis, first line on top."""
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
-
-
-def best_so_far(values: Sequence[float], lower: bool = False) -> NDArray[np.float64]:
-    return np.asarray((np.fmin if lower else np.fmax).accumulate(np.asarray(values, dtype=float)))
-
-
-def _curves_panel(
-    axes: Axes,
-    series: Mapping[str, Sequence[float]],
-    curves: Mapping[str, Curve],
-    colour: Mapping[str, str],
-    bound: float | None,
-    lower: bool,
-) -> None:
-    for name, values in series.items():
-        axes.plot(curves[name].rounds, values, color=colour[name], linewidth=0.8, alpha=0.4)
-        axes.plot(curves[name].rounds, best_so_far(values, lower), color=colour[name], linewidth=1.6)
-    if bound is not None:
-        axes.axhline(bound, color=BOUND, linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.grid(axis="y")
-    axes.set_ylim(_limits(list(series.values()), bound, lower))
-
-
-def _end_labels(
-    axes: Axes, curves: Mapping[str, Curve], colour: Mapping[str, str], bound: float | None, lower: bool
-) -> None:
-    """Names at the ends of the lines, moved apart where they would touch."""
-    ends = [(float(best_so_far(c.site_mean, lower)[-1]), name, colour[name]) for name, c in curves.items() if c.rounds]
-    if bound is not None:
-        ends.append((bound, "Pooled, best", BOUND))
-    ends.sort()
-    low, high = axes.get_ylim()
-    step = 0.055 * (high - low)
-    places = [value for value, _, _ in ends]
-    for _ in range(100):
-        for i in range(1, len(places)):
-            if (overlap := step - (places[i] - places[i - 1])) > 0:
-                places[i] += overlap / 2
-                places[i - 1] -= overlap / 2
-    for place, (_, name, tint) in zip(places, ends, strict=True):
-        axes.annotate(
-            name,
-            (1, place),
-            xycoords=("axes fraction", "data"),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=tint,
-            fontweight="bold",
-            annotation_clip=False,
-        )
-
-
-def _limits(series: Sequence[Sequence[float]], bound: float | None, lower: bool) -> tuple[float, float]:
-    """Room for the second half of the rounds: in the first, every method is far from where it ends."""
-    late = [found[len(found) // 2 :] if len(found) > 6 else found for found in series]  # a few points: all of them
-    values = [value for found in late for value in found if math.isfinite(value)]
-    values += [] if bound is None else [bound]
-    if not values:
-        return 0.0, 1.0
-    low, high = min(values), max(values)
-    span = max(high - low, 0.01)
-    return (low - 0.1 * span, high + 0.4 * span) if lower else (low - 0.4 * span, high + 0.1 * span)
 
 
 def _range(grid: NDArray[np.float64]) -> tuple[float, float]:
@@ -422,23 +246,3 @@ def _bar_text(axes: Axes, start: float, share: float, i: int, choice: str, site:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
-
-
-def as_picture(image: NDArray[Any]) -> NDArray[np.float64]:
-    """Any range of values to 0..1; bytes as they are, else between the 1st and 99th percentile."""
-    if image.dtype == np.uint8:
-        return np.asarray(image / 255.0)
-    low, high = np.percentile(image, [1, 99])
-    scaled = (image.astype(np.float64) - low) / (high - low) if high > low else np.zeros(image.shape)
-    return np.asarray(scaled.clip(0, 1))
-
-
-def outline(axes: Axes, mask: NDArray[np.bool_], colour: str, dash: str) -> None:
-    if not mask.any():
-        return
-    from matplotlib.patheffects import withStroke
-
-    padded = np.pad(mask.astype(float), 1)  # so that a structure at the border has a closed outline
-    rows, columns = np.arange(-1, mask.shape[0] + 1), np.arange(-1, mask.shape[1] + 1)
-    lines = axes.contour(columns, rows, padded, levels=[0.5], colors=[colour], linestyles=dash, linewidths=1.4)
-    lines.set_path_effects([withStroke(linewidth=2.4, foreground="#00000088")])

@@ -15,9 +15,11 @@ NAMES = {
     "fedsm-ensemble": "FedSM-ensemble", "fedavg-finetune": "FedAvg-FT", "fedprox-finetune": "FedProx-FT",
     "fedavg-local": "FedAvg-local", "apfl": "APFL", "per-fedavg": "Per-FedAvg", "pfedme": "pFedMe", "apple": "APPLE",
     "fedamp": "FedAMP", "heurfedamp": "HeurFedAMP", "fedfomo": "FedFomo", "ufps": "UFPS", "fedbn": "FedBN",
-    "fedasam": "FedASAM", "fedcrld": "FedCRLD", "dod": "DOD", "menu-net": "MENU-Net", "cond-dec": "Cond-dec",
+    "fedasam": "FedASAM", "fedcrld": "FedCRLD", "dod": "DOD*", "menu-net": "MENU-Net", "cond-dec": "Cond-dec",
     "fedavg-pl": "FedAvg*", "fedprox-pl": "FedProx*", "moon-pl": "MOON*", "fedalign-pl": "FedAlign*",
     "fedasam-pl": "FedASAM*", "cps-pl": "CPS*", "ms-kd-pl": "MS-KD*",
+    "fedavg-foreground": "FedAvg, own foreground", "multi-head": "Multi-head", "multi-encoder": "Multi-encoder",
+    "multi-decoder": "Multi-decoder",
 }  # fmt: skip
 
 _APART = ("study.seed", "study.name")  # runs that differ only in these are repeats of one another
@@ -57,7 +59,7 @@ def _names(runs: Sequence[RunView]) -> list[str]:
         mine = settings(run)
         differ = [key for key in mine if key not in _APART and any(other.get(key) != mine[key] for other in same)]
         keys = [key for key in differ if not key.startswith("facts.")]  # they follow from the federation
-        details = ", ".join(f"{key.rpartition('.')[2]} {_short(mine[key])}" for key in keys)
+        details = ", ".join(f"{key.partition('.')[2]} {_short(mine[key])}" for key in keys)
         name = NAMES.get(run.method, run.method)
         if len(keys) > 3:
             details = run.name  # a list of settings is no name

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from consilium.data.partition import Holdings
-from consilium.reports.figures import FAINT, PALETTE, sheet
+from consilium.reports.style import FAINT, PALETTE, sheet
 
 LARGEST = 420.0  # points², the area of the largest dot
 

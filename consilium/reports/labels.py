@@ -7,21 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from consilium.reports.comparing import cells, part_name
 from consilium.reports.grouping import Group
-from consilium.reports.reading import RunView, lower_is_better
-from consilium.reports.tables import (
-    POOLED,
-    SITE_MEAN,
-    Cell,
-    Column,
-    Comparison,
-    Text,
-    called,
-    cells,
-    markdown_table,
-    part_name,
-)
-from consilium.scores import CHOSEN, MEAN
+from consilium.reports.reading import RunView, best_of
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, TextCell, called, markdown_table
+from consilium.scores.means import MEAN
+from consilium.scores.rows import CHOSEN
 
 CLEAN = "mean after clean-up"
 
@@ -34,6 +25,12 @@ class LabelTable:
     labels: tuple[str, ...]
     lines: tuple[tuple[str, tuple[Cell | None, ...]], ...]
     empty: str
+
+    def grid(self) -> list[list[TextCell]]:
+        """With one line of heads, for files."""
+        heads = [f"{label or 'all'}, {mean}" for label in self.labels for mean in ("site mean", "pooled cases")]
+        rows = [[name, *(cell.text() if cell else "–" for cell in found)] for name, found in self.lines]
+        return [[TextCell(text) for text in row] for row in (["method", *heads], *rows)]
 
 
 def label_tables(comparison: Comparison) -> list[LabelTable]:
@@ -81,18 +78,18 @@ class SiteTable:
     lines: tuple[tuple[str, tuple[Cell | None, ...]], ...]
     leaders: tuple[frozenset[str], ...]  # by column, the federated methods in bold
 
-    def grid(self) -> list[list[Text]]:
+    def grid(self) -> list[list[TextCell]]:
         rows = [
             [
-                Text(name),
+                TextCell(name),
                 *(
-                    Text(cell.text() if cell else "–", name in best)
+                    TextCell(cell.text() if cell else "–", name in best)
                     for cell, best in zip(found, self.leaders, strict=True)
                 ),
             ]
             for name, found in self.lines
         ]
-        return [[Text("method"), *map(Text, self.columns)], *rows]
+        return [[TextCell("method"), *map(TextCell, self.columns)], *rows]
 
     def to_markdown(self) -> str:
         return f"{self.title}\n\n{markdown_table(self.grid())}\n"
@@ -132,7 +129,10 @@ def site_tables(comparison: Comparison) -> dict[str, SiteTable]:
 def _site_table(comparison: Comparison, column: Column, wanted: dict[str, tuple[str, str]]) -> SiteTable:
     lines = []
     for group, name, model in _models(comparison):
-        found = tuple(_cell(group, column, metric, label, model) for metric, label in wanted.values())
+        found = tuple(
+            cells(_scores(run, model).get(metric, {}).get(label, {}) for run in group.runs).get(column)
+            for metric, label in wanted.values()
+        )
         if any(found):
             lines.append((name, found))
     alike = column.site not in comparison.unlike if column.site else not comparison.unlike
@@ -152,15 +152,11 @@ def _models(comparison: Comparison) -> Iterator[tuple[Group, str, str]]:
         yield group, group.name, ""
 
 
-def _cell(group: Group, column: Column, metric: str, label: str, model: str) -> Cell | None:
-    return cells(_scores(run, model).get(metric, {}).get(label, {}) for run in group.runs).get(column)
-
-
 def _leaders(found: Sequence[tuple[str, Cell | None]], metric: str, alike: bool) -> frozenset[str]:
     known = [(name, round(cell.value, 4)) for name, cell in found if cell]
     if len(known) < 2 or not alike:
         return frozenset()
-    top = (min if lower_is_better(metric) else max)(value for _, value in known)
+    top = best_of(metric, (value for _, value in known))
     return frozenset(name for name, value in known if value == top)
 
 

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consilium import __version__
 from consilium.errors import RunError
 from consilium.reports import drawings
+from consilium.reports.case_counts import case_grid
+from consilium.reports.comparing import compare, difference, one_task
 from consilium.reports.drawings import Overlay
 from consilium.reports.findings import findings
 from consilium.reports.grouping import Group, groups, once
 from consilium.reports.labels import label_tables, site_tables
+from consilium.reports.leaks import LeakPage
 from consilium.reports.reading import RunView, flat, settings
-from consilium.reports.tables import (
-    SITE_MEAN,
-    Comparison,
-    Line,
-    called,
-    compare,
-    difference,
-    one_task,
-)
+from consilium.reports.rendering import unplaced, write_html
+from consilium.reports.table_formats import difference_grid
+from consilium.reports.tables import SITE_MEAN, Comparison, TableLine, called
 
 __all__ = ["Overlay", "write_page"]
 
@@ -35,25 +29,22 @@ _MISSED = ("away", "lost", "refused")  # journal events of a site that is missin
 _NAMED = ("study.name", "study.seed", "method.name")
 
 
-def write_page(runs: Sequence[RunView], to: Path, overlays: Sequence[Overlay] = (), title: str | None = None) -> None:
+def write_page(
+    runs: Sequence[RunView],
+    to: Path,
+    overlays: Sequence[Overlay] = (),
+    title: str | None = None,
+    leaks: Sequence[LeakPage] = (),
+) -> None:
     """Write the report; a section without data is left out, and the file appears whole or not at all."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     if not runs:
         raise RunError("there is no run to report on; name at least one run folder.")
-    if to.is_dir():
-        raise RunError(f"{to} is a folder; name a file for the page, such as {to / 'report.html'}.")
-    environment = Environment(
-        loader=PackageLoader("consilium.reports"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    _write(to, environment.get_template("page.html").render(_content(once(runs), overlays, title)))
+    write_html("page.html", _content(once(runs), overlays, title, leaks), to, RunError)
 
 
-def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | None) -> dict[str, Any]:
+def _content(
+    runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | None, leaks: Sequence[LeakPage]
+) -> dict[str, Any]:
     one_task(runs)
     comparison = compare(runs) if any(run.summary for run in runs) else None
     every = groups(runs)
@@ -65,6 +56,7 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "unfinished": [run.name for run in runs if not run.summary],
         "unscored": [(run.name, ", ".join(run.unscored)) for run in runs if run.unscored],
         "comparison": comparison,
+        "differences": difference_grid(comparison) if comparison else [],
         "bounded": any(group.kind == "bound" and group.runs[0].summary for group in every),
         "gap": drawings.gap(comparison, tints) if comparison else None,
         "curves": drawings.curves(every, tints),
@@ -72,22 +64,24 @@ def _content(runs: Sequence[RunView], overlays: Sequence[Overlay], title: str | 
         "elsewhere": [picture for group in every if (picture := drawings.elsewhere(group))],
         "selection": [picture for group in every if (picture := drawings.selected(group))],
         "relations": [picture for group in every if (picture := drawings.relations(group))],
-        "overlays": [drawings.example(overlay) for overlay in overlays],
+        "examples": drawings.examples(overlays),
+        "legend": drawings.legend(overlays),
+        "cases": case_grid(runs),
         "findings": findings(every),
         "kept": _kept(every),
-        "costs": drawings.costs(comparison.groups) if comparison else [],
+        "costs": drawings.cost_grid(comparison.groups) if comparison else [],
         "cost": drawings.cost_picture(comparison.groups, tints) if comparison else None,
         "labels": label_tables(comparison) if comparison else [],
         "site_labels": list(site_tables(comparison).values()) if comparison else [],
         "hidden": _hidden(runs),
         "missed": _missed(every),
         "odd": _odd(runs),
+        "leaks": leaks,
         "same": _same(runs),
         "differing": _differing(every),
         "origin": _origin(runs),
         "groups": every,
         "run_names": [run.name for run in runs],
-        "version": __version__,
     }
 
 
@@ -116,18 +110,18 @@ def _number(n: int) -> str:
     return words[n] if n < len(words) else str(n)
 
 
-def _said(line: Line) -> str:
+def _said(line: TableLine) -> str:
     return {"bound": "training on pooled data", "local": "each site alone"}.get(line.kind, line.name)
 
 
-def _level(line: Line) -> str:
+def _level(line: TableLine) -> str:
     text = line.cells[SITE_MEAN].text(3)
     if line.interval:
         return text + " (95 % interval {:.3f} to {:.3f})".format(*line.interval)
     return text + (f" (mean ± standard deviation over {line.count} seeds)" if line.count > 1 else "")
 
 
-def _against(comparison: Comparison, first: Line) -> str:
+def _against(comparison: Comparison, first: TableLine) -> str:
     """The leader against FedAvg on the same cases, if both are there once."""
     runs = {group.name: group.runs for group in comparison.groups if len(group.runs) == 1}
     if first.name not in runs or "FedAvg" not in runs or first.name == "FedAvg":
@@ -153,7 +147,7 @@ def _sites(runs: Sequence[RunView]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class BestRounds:
     """Which rounds a run's best models are of, and what the jointly best round would have given."""
 
     run: str
@@ -163,7 +157,7 @@ class Kept:
     together: float | None  # test site mean of all models at the jointly best round
 
 
-def _kept(every: Sequence[Group]) -> list[Kept]:
+def _kept(every: Sequence[Group]) -> list[BestRounds]:
     """Of runs whose models are of several rounds."""
     found = []
     for group in every:
@@ -174,7 +168,7 @@ def _kept(every: Sequence[Group]) -> list[Kept]:
             name = group.name if len(group.runs) == 1 else f"{group.name}, seed {run.seed}"
             rounds = ", ".join(f"{_model_said(key)} {n}" for key, n in sorted(run.summary["best"]["rounds"].items()))
             ends = run.summary["headline"].get("site_mean"), joint["test"].get("site_mean")
-            found.append(Kept(name, rounds, ends[0], joint["round"], ends[1]))
+            found.append(BestRounds(name, rounds, ends[0], joint["round"], ends[1]))
     return found
 
 
@@ -213,7 +207,7 @@ def _odd(runs: Sequence[RunView]) -> list[tuple[str, str, str, str, str]]:
             what = "refused" if event["event"] == "refused" else "odd, but merged"
             phase = event.get("phase", "train")
             where = f"{event['round']}" if phase == "train" else f"{phase} {event['round']}"
-            said = str(event.get("why") or verdict.get("why", ""))
+            said = unplaced(str(event.get("why") or verdict.get("why", "")))
             found.setdefault((run.name, str(event.get("site", "")), what), []).append((where, said))
     return [(*key, ", ".join(where for where, _ in seen), seen[0][1]) for key, seen in sorted(found.items())]
 
@@ -248,17 +242,5 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(_text, value)) or "(empty)"
-    text = "(empty)" if value in ("", {}) else str(value)
+    text = "(empty)" if value in ("", {}) else unplaced(str(value))
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _write(to: Path, text: str) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=to.parent, suffix=".part", delete=False) as part:
-        part.write(text)
-    try:
-        os.chmod(part.name, 0o644)  # a temporary file is private, a report is to be read
-        os.replace(part.name, to)
-    except OSError:
-        os.unlink(part.name)
-        raise

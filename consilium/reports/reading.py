@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from consilium.errors import RunError, not_a_run
+from consilium.files import read_line
 from consilium.legacy import current_study
-from consilium.scores import MEAN, Entry, Row, read_rows, summarise, unscored, with_label_mean
+from consilium.scores.means import MEAN, ScoreEntry, summarise, with_label_mean
+from consilium.scores.rows import ScoreRow, check_rows, read_rows
+from consilium.scores.summary import unscored
 
 Kind = Literal["bound", "local", "federated"]
 
@@ -99,9 +102,11 @@ class RunView:
         return f"{facts['dimensions']}-D {facts['task']} of {', '.join(facts['labels'])}" if facts else ""
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ScoreRow]:
         path = self.folder / "scores.csv"
-        return read_rows(path) if path.exists() else []
+        rows = read_rows(path) if path.exists() else []
+        check_rows(rows, self.events, path)
+        return rows
 
     @cached_property
     def events(self) -> list[Mapping[str, Any]]:
@@ -127,7 +132,7 @@ class RunView:
         return Headline(model, metric, MEAN)
 
     @cached_property
-    def best_rows(self) -> list[Row]:
+    def best_rows(self) -> list[ScoreRow]:
         """Scores of the models that were best on validation, label means included; none of an unfinished run."""
         if not self.summary:
             return []
@@ -142,10 +147,10 @@ class RunView:
             return ()
         return tuple(sorted({site for sites in unscored(self.events).values() for site in sites}))
 
-    def entry(self, model: str, metric: str, label: str) -> Entry:
+    def entry(self, model: str, metric: str, label: str) -> ScoreEntry:
         """Test scores of the best round from the summary; empty if there are none."""
         scores = self.summary["best"]["scores"] if self.summary else {}
-        found: Entry = scores.get(model, {}).get(metric, {}).get(label, {})
+        found: ScoreEntry = scores.get(model, {}).get(metric, {}).get(label, {})
         return found
 
     @cached_property
@@ -166,7 +171,7 @@ class RunView:
         about = self.headline
         if about is None:
             return Curve((), (), {})
-        rounds: dict[int, list[Row]] = defaultdict(list)
+        rounds: dict[int, list[ScoreRow]] = defaultdict(list)
         for row in self.rows:
             about_it = (row.model, row.metric, row.split) == (about.model, about.metric, split)
             if about_it and row.phase not in _CHOSEN_ROUNDS and label in (None, row.label):
@@ -200,15 +205,27 @@ def flat(tree: Mapping[str, Any], under: str = "") -> Iterable[tuple[str, Any]]:
 
 
 def lower_is_better(metric: str) -> bool:
-    bare = metric.removeprefix("slice_").removeprefix("clean_")
-    return bare.startswith(("hd", "hausdorff", "loss", "volume_error", "relative_volume"))
+    return _bare(metric).startswith(
+        ("hd", "hausdorff", "loss", "volume_error", "relative_volume", "false_positive", "missed")
+    )
 
 
-def _curve(rounds: Mapping[int, list[Row]], about: Headline, split: str) -> Curve:
-    entries: dict[int, Entry] = {}
+def best_of(metric: str, values: Iterable[float]) -> float | None:
+    """The value that leads; None of a signed error, which is good neither high nor low."""
+    if _bare(metric) == "volume_error":
+        return None
+    return (min if lower_is_better(metric) else max)(values)
+
+
+def _bare(metric: str) -> str:
+    return metric.removeprefix("slice_").removeprefix("clean_")
+
+
+def _curve(rounds: Mapping[int, list[ScoreRow]], about: Headline, split: str) -> Curve:
+    entries: dict[int, ScoreEntry] = {}
     for round_ in sorted(rounds):
         labels = summarise(with_label_mean(rounds[round_]), split).get(about.model, {}).get(about.metric, {})
-        if "site_mean" in (entry := labels.get(about.label, Entry())):
+        if "site_mean" in (entry := labels.get(about.label, ScoreEntry())):
             entries[round_] = entry
     names = sorted({site for entry in entries.values() for site in entry["sites"]})
     sites = {name: tuple(entry["sites"].get(name, math.nan) for entry in entries.values()) for name in names}
@@ -247,9 +264,6 @@ def _check(summary: Mapping[str, Any], path: Path) -> None:
 
 def _event(line: bytes, number: int, path: Path) -> Mapping[str, Any]:
     try:
-        event = json.loads(line)
+        return read_line(line.decode())
     except ValueError:
-        event = None
-    if not isinstance(event, dict):
-        raise RunError(f"{path}: line {number} is not an event; restore the file, or repeat the run.")
-    return event
+        raise RunError(f"{path}: line {number} is not an event; restore the file, or repeat the run.") from None

@@ -14,7 +14,7 @@ from consilium.files import read_json
 from consilium.local_norm import LocalNorm
 from consilium.methods.apple import APPLE
 from consilium.reports.reading import RunView
-from consilium.store import MemoryShelf
+from consilium.store import MemoryStore
 from consilium.weights import SiteName, normalised
 
 
@@ -63,8 +63,8 @@ def read_relationships(run: RunView) -> Relationships:
     kept = LocalNorm(frozenset(), "").kept(APPLE())
     rounds, p = {}, {}
     for site in sorted(merged):
-        shelf = MemoryShelf(run.folder / "sites" / site / "memory", site)
-        held: Any = shelf.at(merged[site], kept)
+        memories = MemoryStore(run.folder / "sites" / site / "memory", site)
+        held: Any = memories.at(merged[site], kept)
         memory: APPLE.Memory = held.memory
         rounds[site] = tuple(index + 1 for index in memory.rounds)
         p[site] = memory.history.numpy()

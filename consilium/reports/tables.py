@@ -1,20 +1,17 @@
-"""Runs side by side, in the layout of the FedSM paper's tables 3 and 4."""
+"""A comparison of runs as a table: for a terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from consilium.errors import RunError
-from consilium.reports.grouping import Group, groups, once
-from consilium.reports.reading import Headline, RunView, lower_is_better
-from consilium.scores import ByCase, Entry, by_case, interval, matrix, paired, summarise
+from consilium.reports.grouping import Group
+from consilium.reports.reading import best_of
 
 if TYPE_CHECKING:
     from rich.table import Table
+
 
 _ORDER: dict[str, int] = {"bound": 0, "elsewhere": 1, "local": 2, "part": 3, "federated": 3}
 WIDE = 118  # columns of a terminal that holds six sites with intervals
@@ -54,7 +51,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """One row of the table."""
 
     name: str
@@ -83,7 +80,7 @@ class Comparison:
     metric: str
     label: str
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
     groups: tuple[Group, ...]
     unfinished: tuple[str, ...]  # names of runs left out
     rows: tuple[dict[str, Any], ...]  # one per run, for JSON
@@ -120,10 +117,10 @@ class Comparison:
         alike = column.site not in self.unlike if column.site else self._same_cases(lines)
         if len(found) < 2 or not alike or len(self.states) > 1:
             return frozenset()
-        top = (min if lower_is_better(self.metric) else max)(round(cell.value, _DIGITS) for cell in found.values())
+        top = best_of(self.metric, (round(cell.value, _DIGITS) for cell in found.values()))
         return frozenset(name for name, cell in found.items() if round(cell.value, _DIGITS) == top)
 
-    def _same_cases(self, lines: Sequence[Line]) -> bool:
+    def _same_cases(self, lines: Sequence[TableLine]) -> bool:
         """Whether means of these lines are over the same cases, so that they can be held against each other."""
         return len({line.sites for line in lines}) < 2 and not self.unlike
 
@@ -190,239 +187,67 @@ class Comparison:
             parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
         return " ".join(parts)
 
-    def _marked(self, line: Line) -> bool:
+    def _marked(self, line: TableLine) -> bool:
         return line.fixed and len(self.states) == 1 and line.state not in ("", self.states[0])
 
-    def grid(self, compact: bool = False) -> list[list[Text]]:
+    def grid(self, compact: bool = False) -> list[list[TextCell]]:
         """Heads and lines as texts, the same for every way of showing the table."""
         intervals = any(line.interval for line in self.lines) and not compact
         digits = 3 if compact else _DIGITS
         seeds = any(line.count > 1 for line in self.lines)
-        head = [Text("method")] + ([Text("seeds")] if seeds else [])
+        head = [TextCell("method")] + ([TextCell("seeds")] if seeds else [])
         for column in self.columns:
-            head += [Text(column.title)] + ([Text("95 % interval")] if intervals and column == SITE_MEAN else [])
+            head += [TextCell(column.title)] + (
+                [TextCell("95 % interval")] if intervals and column == SITE_MEAN else []
+            )
         leaders = {column: self.best(column) for column in self.columns}
         return [head] + [self._line(line, leaders, intervals, seeds, digits) for line in self.lines]
 
     def _line(
-        self, line: Line, leaders: Mapping[Column, frozenset[str]], intervals: bool, seeds: bool, digits: int
-    ) -> list[Text]:
+        self, line: TableLine, leaders: Mapping[Column, frozenset[str]], intervals: bool, seeds: bool, digits: int
+    ) -> list[TextCell]:
         name = line.name + _MARK * self._marked(line)
-        texts = [Text(name)] + ([Text(str(line.count))] if seeds else [])
+        texts = [TextCell(name)] + ([TextCell(str(line.count))] if seeds else [])
         for column in self.columns:
             cell = line.cells.get(column)
             texts.append(
-                Text(cell.text(digits) if cell else "–", line.kind == "federated" and line.name in leaders[column])
+                TextCell(cell.text(digits) if cell else "–", line.kind == "federated" and line.name in leaders[column])
             )
             if intervals and column == SITE_MEAN:
-                texts.append(Text("{:.3f} – {:.3f}".format(*line.interval) if line.interval else ""))
+                texts.append(TextCell("{:.3f} – {:.3f}".format(*line.interval) if line.interval else ""))
         return texts
 
 
 @dataclass(frozen=True)
-class Text:
+class TextCell:
     text: str
     bold: bool = False
 
 
-def compare(runs: Sequence[RunView]) -> Comparison:
-    """One table over runs; repeats with other seeds become mean ± standard deviation."""
-    if not runs:
-        raise RunError("there is no run to compare; name at least one run folder.")
-    one_task(runs)
-    finished = [run for run in once(runs) if run.summary]
-    if not finished:
-        raise RunError(f"{runs[0].folder} is not finished; go on with `consilium resume {runs[0].folder}`.")
-    metric, label = _common_score(finished)
-    # named among all runs, finished or not, so that a page calls a group by one name everywhere
-    every = [replace(group, runs=tuple(run for run in group.runs if run.summary)) for group in groups(runs)]
-    found = tuple(group for group in every if group.runs)
-    lines = [line for group in found for line in _lines(group)]
-    return Comparison(
-        metric=metric,
-        label=label,
-        columns=_columns(finished),
-        lines=tuple(sorted(lines, key=lambda line: _ORDER[line.kind])),
-        groups=found,
-        unfinished=tuple(run.name for run in once(runs) if not run.summary),
-        rows=tuple(_row(run, finished[0]) for run in finished),
-        unlike=_unlike(finished),
-        unscored={run.name: run.unscored for run in finished if run.unscored},
-    )
-
-
-def one_task(runs: Sequence[RunView]) -> None:
-    """Refuse runs of different tasks: their scores are of different things."""
-    known = [run for run in runs if run.task]
-    for run in known:
-        if run.task != known[0].task:
-            raise RunError(
-                f"{known[0].name} is a {known[0].task}, {run.name} a {run.task}; name runs of one task at a time."
-            )
-
-
-def _unlike(runs: Sequence[RunView]) -> tuple[str, ...]:
-    """Sites whose table of cases and splits was not the same in all runs."""
-    tables: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        for site, facts in run.origin.get("sites", {}).items():
-            tables[site].add(str(facts.get("table")))
-    return tuple(sorted(site for site, found in tables.items() if len(found) > 1))
-
-
 def called(metric: str) -> str:
-    """A score as a reader knows it."""
+    """A score as a reader knows it, with its unit; most are shares of one."""
     if metric.startswith("clean_"):
         return f"{called(metric.removeprefix('clean_'))} after clean-up"
-    known = {"dice": "Dice", "jaccard": "Jaccard", "hd": "HD", "hd95": "HD95", "hd_mm": "HD mm", "hd95_mm": "HD95 mm"}
+    known = {
+        "dice": "Dice", "jaccard": "Jaccard", "hd": "HD (voxels)", "hd95": "HD95 (voxels)", "hd_mm": "HD (mm)",
+        "hd95_mm": "HD95 (mm)", "volume_error_abs": "absolute volume error",
+        "false_positive_volume": "false positive volume (voxels)",
+    }  # fmt: skip
     return known.get(metric, metric.replace("_", " "))
 
 
-def cells(entries: Iterable[Entry]) -> dict[Column, Cell]:
-    """One entry per seed to columns."""
-    values: dict[Column, list[float]] = defaultdict(list)
-    for entry in entries:
-        for site, value in entry.get("sites", {}).items():
-            values[Column("site", site)].append(value)
-        for site, value in entry.get("outside", {}).items():
-            values[Column("outside", site)].append(value)
-        for column, key in ((SITE_MEAN, entry.get("site_mean")), (POOLED, entry.get("pooled"))):
-            if key is not None:
-                values[column].append(key)
-    return {column: cell(found) for column, found in values.items()}
-
-
-def cell(values: Sequence[float]) -> Cell:
-    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-
-def site_mean_interval(run: RunView, about: Headline) -> tuple[float, float] | None:
-    """95 % interval of a test site mean; None if the table of scores does not hold the cases it was made of."""
-    cases = _cases(run, about)
-    site_mean = run.entry(about.model, about.metric, about.label).get("site_mean")
-    if not cases or site_mean is None:
-        return None
-    again = statistics.fmean(statistics.fmean(found.values()) for found in cases.values())
-    if abs(again - site_mean) > 1e-6:
-        return None
-    return interval({site: list(found.values()) for site, found in cases.items()})
-
-
-def difference(run: RunView, other: RunView) -> dict[str, Any] | None:
-    """How much better `run`'s headline is than `other`'s on the cases both were tested on."""
-    if run.headline is None or other.headline is None:
-        return None
-    found = paired(_cases(run, run.headline), _cases(other, other.headline))
-    return asdict(found) if found else None
-
-
-def elsewhere(group: Group) -> dict[str, dict[str, float]]:
-    """Owner → site → test score of the owner's local model, from the group's first run."""
-    run = group.runs[0]
-    about = run.headline
-    if about is None:
-        return {}
-    found = matrix(run.best_rows, about.model, about.metric, about.label, "test")
-    return found if any(set(means) - {of} for of, means in found.items()) else {}
-
-
-def _lines(group: Group) -> list[Line]:
-    about = group.runs[0].headline
-    assert about is not None  # finished runs have one
-    name = {"bound": f"{group.name} (bound)", "local": f"{group.name} (own site)"}.get(group.kind, group.name)
-    parts = [
-        _of_model(group, replace(about, model=model), part_name(name, model), "part") for model in group.runs[0].parts
-    ]
-    own = _of_model(group, about, name, group.kind)
-    return [*(_elsewhere_lines(group, about) if group.kind == "local" else []), *parts, own]
-
-
-def part_name(method: str, model: str) -> str:
-    """What tables call a model that is part of a method's."""
-    return f"{method}: its {model} model"
-
-
-def _of_model(group: Group, about: Headline, name: str, kind: LineKind) -> Line:
-    runs = group.runs
-    alone = site_mean_interval(runs[0], about) if len(runs) == 1 else None
-    found = cells(run.entry(about.model, about.metric, about.label) for run in runs)
-    return Line(name, kind, len(runs), found, alone, runs[0].optimizer_state, runs[0].fixes_state)
-
-
-def _elsewhere_lines(group: Group, about: Headline) -> list[Line]:
-    """'drishti local': one site's own model at every site, a row each."""
-    suffix = group.name.removeprefix("Local")
-    return [
-        Line(
-            f"{of} local{suffix}",
-            "elsewhere",
-            len(group.runs),
-            cells(_owned(run, about, of) for run in group.runs),
-            state=group.runs[0].optimizer_state,
-        )
-        for of in elsewhere(group)
-    ]
-
-
-def _owned(run: RunView, about: Headline, of: str) -> Entry:
-    rows = [replace(row, of="") for row in run.best_rows if row.of == of and row.model == about.model]
-    return summarise(rows, "test").get(about.model, {}).get(about.metric, {}).get(about.label, Entry())
-
-
-def _cases(run: RunView, about: Headline) -> ByCase:
-    return by_case(run.best_rows, about.model, about.metric, about.label, "test")
-
-
-def _row(run: RunView, first: RunView) -> dict[str, Any]:
-    assert run.summary is not None
-    assert run.headline is not None
-    row = {"run": run.name, "method": run.method, "seed": run.seed, "headline": run.summary["headline"]}
-    row["interval"] = site_mean_interval(run, run.headline)
-    if run is not first and (found := difference(run, first)):
-        row["against_first"] = {"run": first.name, **found}
-    return row
-
-
-def _columns(runs: Sequence[RunView]) -> tuple[Column, ...]:
-    """The study's order of sites where it gives one, else that of the summaries."""
-    inside: dict[str, None] = dict.fromkeys(
-        site for run in runs for site in run.study.get("study", {}).get("sites", [])
-    )
-    outside: dict[str, None] = {}
-    for run in runs:
-        headline = run.summary["headline"] if run.summary else {}
-        inside |= dict.fromkeys(headline.get("sites", {}))
-        outside |= dict.fromkeys(headline.get("outside", {}))
-    sites = [Column("site", site) for site in inside]
-    return (*sites, SITE_MEAN, POOLED, *(Column("outside", site) for site in outside))
-
-
-def _common_score(runs: Sequence[RunView]) -> tuple[str, str]:
-    first = runs[0].headline
-    assert first is not None
-    for run in runs:
-        about = run.headline
-        if about is None or (about.metric, about.label) != (first.metric, first.label):
-            raise RunError(
-                f"{runs[0].name} is about {first.metric} of {first.label or 'all'}, {run.name} about "
-                f"{about.metric if about else 'nothing'} of {about.label if about else 'all'}; "
-                "compare runs of one task at a time."
-            )
-    return first.metric, first.label
-
-
-def _values(line: Line, kind: str) -> dict[str, Any]:
+def _values(line: TableLine, kind: str) -> dict[str, Any]:
     return {column.site: asdict(cell) for column, cell in line.cells.items() if column.kind == kind}
 
 
-def markdown_table(grid: Sequence[Sequence[Text]]) -> str:
+def markdown_table(grid: Sequence[Sequence[TextCell]]) -> str:
     """Heads first; names to the left, numbers to the right."""
     escaped = [[_markdown(cell) for cell in row] for row in grid]
     rule = ["---"] + ["---:"] * (len(grid[0]) - 1)
     return "\n".join("| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:]))
 
 
-def rich_table(title: str, grid: Sequence[Sequence[Text]], caption: str = "", ends: Container[int] = ()) -> Table:
+def rich_table(title: str, grid: Sequence[Sequence[TextCell]], caption: str = "", ends: Container[int] = ()) -> Table:
     """For a terminal; a line is drawn below the rows numbered in `ends`."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -437,7 +262,7 @@ def rich_table(title: str, grid: Sequence[Sequence[Text]], caption: str = "", en
     return table
 
 
-def _markdown(cell: Text) -> str:
+def _markdown(cell: TextCell) -> str:
     text = cell.text.replace("|", "\\|").replace("\n", " ")
     return f"**{text}**" if cell.bold else text
 

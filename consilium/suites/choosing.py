@@ -1,4 +1,4 @@
-"""Choices made on validation cases; no test score is read here."""
+"""Chooses settings on validation cases; no test score is read here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from consilium.errors import StudyError
 from consilium.files import read_json, write_json
-from consilium.suites.planning import Row, candidates, finished, folder_of, study_of, trials
+from consilium.suites.planning import SuiteRow, candidates, finished, folder_of, study_of, trials
 from consilium.suites.reading import STATE, Suite
 from consilium.suites.settings import Settings, names
 
@@ -20,7 +20,7 @@ FOR_ALL = "chosen once for all methods: the highest mean, over the rows, of each
 
 
 @dataclass(frozen=True)
-class Tried:
+class Candidate:
     """One candidate."""
 
     settings: Settings
@@ -29,12 +29,12 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was tried for a row, and what is taken for all seeds."""
+class SettingsChoice:
+    """The candidates of a row, and the one used for all seeds."""
 
-    row: Row
-    tried: tuple[Tried, ...]  # empty: there was nothing to choose
-    chosen: Settings | None  # None: not yet, or nothing that was tried could be trained
+    row: SuiteRow
+    tried: tuple[Candidate, ...]  # empty: there is nothing to choose
+    chosen: Settings | None  # None: not yet, or no candidate could be trained
 
     def to_json(self) -> dict[str, Any]:
         tried = [{"settings": dict(t.settings), "valid_site_mean": t.valid, "run": t.run} for t in self.tried]
@@ -43,21 +43,23 @@ class Choice:
         return {**about, "tried": tried, "chosen": chosen}
 
 
-def choose(suite: Suite, row: Row, runs: Path, failed: Collection[str] = ()) -> Choice:
+def choose(suite: Suite, row: SuiteRow, runs: Path, failed: Collection[str] = ()) -> SettingsChoice:
     """The choice for a row, made once every candidate is finished or has `failed` (names of run folders)."""
     found = candidates(suite, row)
     if len(found) == 1:
-        return Choice(row, (), found[0])
+        return SettingsChoice(row, (), found[0])
     tried = [_tried(suite, planned.chosen, folder_of(study_of(suite, planned), runs)) for planned in trials(suite, row)]
     scored = [t for t in tried if t.valid is not None]
     waiting = [t for t in tried if t.valid is None and t.run not in failed]
     if waiting or not scored:
-        return Choice(row, tuple(tried), None)
-    return Choice(row, tuple(tried), max(scored, key=lambda t: t.valid or 0.0).settings)
+        return SettingsChoice(row, tuple(tried), None)
+    return SettingsChoice(row, tuple(tried), max(scored, key=lambda t: t.valid or 0.0).settings)
 
 
-def choose_all(suite: Suite, every: Sequence[Row], runs: Path, failed: Collection[str] = ()) -> list[Choice]:
-    """The choices of all rows of a suite; what is chosen once for all rows waits until all have been tried."""
+def choose_all(
+    suite: Suite, every: Sequence[SuiteRow], runs: Path, failed: Collection[str] = ()
+) -> list[SettingsChoice]:
+    """The choices of all rows of a suite; a common choice waits until all rows have been tried."""
     choices = [choose(suite, row, runs, failed) for row in every]
     if STATE not in names(suite.choose):
         return choices
@@ -66,7 +68,7 @@ def choose_all(suite: Suite, every: Sequence[Row], runs: Path, failed: Collectio
     return [_within(choice, state) if _has_states(choice) else choice for choice in choices]
 
 
-def state_levels(choices: Sequence[Choice], failed: Collection[str] = ()) -> dict[str, tuple[int, float]]:
+def state_levels(choices: Sequence[SettingsChoice], failed: Collection[str] = ()) -> dict[str, tuple[int, float]]:
     """By optimiser state: how many rows could be trained with it, and the mean of their best validation scores.
 
     Empty until every candidate of every row is finished or has failed.
@@ -83,17 +85,17 @@ def state_levels(choices: Sequence[Choice], failed: Collection[str] = ()) -> dic
     return levels
 
 
-def _has_states(choice: Choice) -> bool:
+def _has_states(choice: SettingsChoice) -> bool:
     return any(STATE in t.settings for t in choice.tried)
 
 
-def _within(choice: Choice, state: str | None) -> Choice:
+def _within(choice: SettingsChoice, state: str | None) -> SettingsChoice:
     """The row's best candidate among those with this optimiser state."""
     scored = [t for t in choice.tried if t.valid is not None and t.settings[STATE] == state]
     return replace(choice, chosen=max(scored, key=lambda t: t.valid or 0.0).settings if scored else None)
 
 
-def write_choices(suite: Suite, choices: Sequence[Choice], path: Path, failed: Collection[str] = ()) -> None:
+def write_choices(suite: Suite, choices: Sequence[SettingsChoice], path: Path, failed: Collection[str] = ()) -> None:
     rows = [choice.to_json() for choice in choices if choice.tried]
     facts: dict[str, Any] = {"suite": suite.name, "seed": suite.heading.chosen_on, "rule": RULE, "rows": rows}
     if STATE in names(suite.choose):
@@ -102,13 +104,13 @@ def write_choices(suite: Suite, choices: Sequence[Choice], path: Path, failed: C
     write_json(facts, path)
 
 
-def _tried(suite: Suite, settings: Settings, folder: Path) -> Tried:
+def _tried(suite: Suite, settings: Settings, folder: Path) -> Candidate:
     if not finished(folder):
-        return Tried(settings, folder.name, None)
+        return Candidate(settings, folder.name, None)
     valid = read_json(folder / "summary.json")["best"].get("valid", {}).get("site_mean")
     if valid is None:
         raise StudyError(
             f"{folder} has no validation score, so nothing can be chosen by it: give the federation validation cases "
             f"(`consilium check --split`), or take [choose] out of {suite.path}."
         )
-    return Tried(settings, folder.name, float(valid))
+    return Candidate(settings, folder.name, float(valid))

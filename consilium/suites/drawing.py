@@ -1,4 +1,4 @@
-"""The phantom federations of a suite: where they are, and drawing those that are not there."""
+"""The phantom federations of a suite: their folders, and drawing of those that do not exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Drawing:
     phantom: Phantom
     place: Path
     seed: int  # of its patients
-    scheme: str  # how one drawn site is cut into many; empty: the phantom's own sites
+    scheme: str  # how one drawn site is split into many; empty: the phantom's own sites
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -35,13 +35,14 @@ class Drawing:
             "size": self.phantom.size,
             "seed": self.seed,
         }
+        drawn |= {"tests": self.phantom.tests} if self.phantom.tests else {}
         drawn |= {"division": self.phantom.division} if self.phantom.division else {}
         drawn |= {"alike": self.phantom.alike} if self.phantom.alike else {}
         return {**drawn, "partition": self.scheme} if self.scheme else drawn
 
     @property
     def there(self) -> bool:
-        """Whether it is drawn; one drawn otherwise than the suite says is refused."""
+        """Whether it exists; one that was drawn with other settings is rejected (StudyError)."""
         if not self.place.is_dir():
             return False
         record = self.place / RECORD
@@ -55,13 +56,13 @@ class Drawing:
         cases, size = self.phantom.cases or None, self.phantom.size or None
         if not self.scheme:
             division = self.phantom.division or None
-            alike = self.phantom.alike
-            write_phantom(self.phantom.kind, self.place, cases, size, self.seed, division=division, alike=alike)
+            more: dict[str, Any] = {"alike": self.phantom.alike, "tests": self.phantom.tests}
+            write_phantom(self.phantom.kind, self.place, cases, size, self.seed, division=division, **more)
         else:
             with tempfile.TemporaryDirectory() as aside:
                 whole = Path(aside) / "whole"
                 write_phantom(self.phantom.kind, whole, cases, size, self.seed, sites=1)
-                partition(whole, self.place, Cut(self.scheme, SITES))  # of one seed: other patients at the same sites
+                partition(whole, self.place, Cut(self.scheme, SITES))  # fixed seed: the same classes at each site
         write_json(self.facts, self.place / RECORD)
 
 

@@ -1,7 +1,7 @@
 """Several federations in one suite, as in the APPLE paper's tables: a line per method, a column per federation.
 
-A number is a site mean. Each figure has a table of its own, because they answer different questions: the round best on
-validation, the last round, and `bmcta`, whose round was chosen on the test cases.
+Each number is a site mean. There are separate tables for the best round on validation, the last round, and `bmcta`,
+whose round was chosen on the test cases.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from consilium.reports.comparing import cell
 from consilium.reports.reading import Headline, RunView
-from consilium.reports.tables import STATES, Cell, Text, called, cell
-from consilium.scores import MEAN
+from consilium.reports.tables import STATES, Cell, TextCell, called
+from consilium.scores.means import MEAN
+from consilium.suites.metrics import by_metric, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, without
 from consilium.suites.reading import FEDERATION, STATE, PaperTable, Suite
 from consilium.suites.tables import (
     Difference,
-    Entrant,
-    Standing,
+    RowRuns,
+    TableEntry,
     by_state,
     difference,
     json_papers,
@@ -38,7 +40,7 @@ FIGURES = {
     "last": "at the last round",
 }
 
-Column = Mapping[str, Cell | Difference | str]  # federation → what stands there
+Column = Mapping[str, Cell | Difference | str]  # federation → cell
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,11 @@ class FederationTable:
     notes: tuple[str, ...] = ()
     papers: tuple[PaperTable, ...] = ()
 
-    def grid(self) -> list[list[Text]]:
+    def grid(self) -> list[list[TextCell]]:
         first = "setting" if self.figure == "chosen" else "method"
         head = [first, *short_names(self.federations).values()]
         body = [[name, *(_text(found.get(place)) for place in self.federations)] for name, found in self.lines.items()]
-        return [[Text(text) for text in texts] for texts in (head, *body)]
+        return [[TextCell(text) for text in texts] for texts in (head, *body)]
 
     def to_rich(self) -> list[RenderableType]:
         return [rich_table(self.title, self.grid(), self.notes), *rich_papers(self.papers)]
@@ -67,20 +69,27 @@ class FederationTable:
 
     def to_json(self) -> dict[str, Any]:
         lines = [
-            {"name": name, "federations": {place: _json(value) for place, value in found.items()}}
+            {
+                "name": name,
+                "federations": {
+                    place: (value if isinstance(value, str) else asdict(value)) for place, value in found.items()
+                },
+            }
             for name, found in self.lines.items()
         ]
         return {"figure": self.figure, "title": self.title, "lines": lines, "papers": json_papers(self.papers)}
 
 
-def federation_tables(suite: Suite, standings: Sequence[Standing]) -> tuple[FederationTable, ...]:
+def federation_tables(suite: Suite, standings: Sequence[RowRuns]) -> tuple[FederationTable, ...]:
     """The tables of a suite with federations in its grid; empty for others and before the first run is finished."""
     if FEDERATION not in suite.grid or not any(standing.runs for standing in standings):
         return ()
     found = []
-    for state, here in by_state(suite, standings):
-        if any(standing.runs for standing in here):
-            found += [table for label in suite.heading.labels for table in _figures(suite, here, label, state)]
+    for metric, about_it in by_metric(suite, standings):
+        for state, here in by_state(suite, about_it):
+            if any(standing.runs or standing.lacking for standing in here):
+                labels = suite.heading.labels
+                found += [table for label in labels for table in _figures(suite, here, label, state, metric)]
     return (*found, *_choices(suite, standings))
 
 
@@ -90,14 +99,16 @@ def short_names(federations: Sequence[str]) -> dict[str, str]:
     return names if len(set(names.values())) == len(names) else {place: place for place in federations}
 
 
-def _figures(suite: Suite, standings: Sequence[Standing], label: str, state: str) -> Iterator[FederationTable]:
+def _figures(
+    suite: Suite, standings: Sequence[RowRuns], label: str, state: str, metric: str
+) -> Iterator[FederationTable]:
     places = suite.grid[FEDERATION]
-    metric = next(run.headline for s in standings for run in s.runs.values() if run.headline).metric
-    what = f"Test {called(metric)}" + ("" if label == MEAN else f" of {label}") + ", mean over sites, "
+    shown = metric or next(run.headline for s in standings for run in s.runs.values() if run.headline).metric
+    what = f"Test {called(shown)}" + ("" if label == MEAN else f" of {label}") + ", mean over sites, "
     only = f", optimiser state {state}" if state else ""
     for figure, which in FIGURES.items():
         lines = _lines({(one.name, _place(s)): _cell(one, figure, label) for s in standings for one in _shown(s)})
-        if lines:
+        if lines or (figure == "best" and lacking_notes(standings)):
             yield FederationTable(figure, what + which + only, places, lines, _notes(suite, standings, figure))
     against = without(without(reference(suite), FEDERATION), STATE).name
     bases = {_place(s): s for s in standings if _name(s) == against}
@@ -107,16 +118,16 @@ def _figures(suite: Suite, standings: Sequence[Standing], label: str, state: str
         for one in _shown(s)
         if one.name != against
     }
-    title = f"Against {against}, at the rounds best on validation{only}"
+    title = f"Against {against}{f', {called(shown)}' if metric else ''}, at the rounds best on validation{only}"
     note = (
         "The difference of the site means on the same cases, and its 95 % interval over cases (bootstrap in each site)."
     )
-    papers = tuple(paper for paper in suite.papers if (paper.label, paper.about) == (label, "scores"))
+    papers = papers_of(suite, label, metric)
     if gaps or papers:  # a suite of one row has nothing to compare
         yield FederationTable("difference", title, places, _lines(gaps), (note,), papers)
 
 
-def _choices(suite: Suite, standings: Sequence[Standing]) -> Iterator[FederationTable]:
+def _choices(suite: Suite, standings: Sequence[RowRuns]) -> Iterator[FederationTable]:
     chosen = {
         (f"{without(s.choice.row, FEDERATION).name}: {key.partition('.')[2]}", _place(s)): str(value)
         for s in standings
@@ -138,25 +149,25 @@ def _lines(found: Mapping[tuple[str, str], Cell | Difference | str | None]) -> d
     }
 
 
-def _name(standing: Standing) -> str:
+def _name(standing: RowRuns) -> str:
     return without(without(standing.choice.row, FEDERATION), STATE).name
 
 
-def _place(standing: Standing) -> str:
+def _place(standing: RowRuns) -> str:
     return str(standing.choice.row.settings[FEDERATION])
 
 
-def _entrant(standing: Standing) -> Entrant:
-    return Entrant(_name(standing), (standing,), unseen=False)
+def _entrant(standing: RowRuns) -> TableEntry:
+    return TableEntry(_name(standing), (standing,), unseen=False)
 
 
-def _shown(standing: Standing) -> list[Entrant]:
+def _shown(standing: RowRuns) -> list[TableEntry]:
     """A method's line, after those of the parts of its model."""
     own = _entrant(standing)
     return [*(own.parts if standing.runs else []), own]
 
 
-def _cell(entrant: Entrant, figure: str, label: str) -> Cell | None:
+def _cell(entrant: TableEntry, figure: str, label: str) -> Cell | None:
     values = [_value(run, entrant.about(run), figure, label) for run in entrant.runs]
     known = [value for value in values if value is not None]
     return cell(known) if known else None
@@ -172,19 +183,18 @@ def _value(run: RunView, about: Headline, figure: str, label: str) -> float | No
     return found
 
 
-def _notes(suite: Suite, standings: Sequence[Standing], figure: str) -> tuple[str, ...]:
+def _notes(suite: Suite, standings: Sequence[RowRuns], figure: str) -> tuple[str, ...]:
     if figure != "best":
         return ()
-    missing = [s.name for s in standings if not s.runs]
-    fewer = [f"{s.name} {len(s.runs)}" for s in standings if 0 < len(s.runs) < len(suite.heading.seeds)]
+    missing = [s.name for s in standings if not s.runs and not s.lacking]
     notes = ["Every site of a federation weighs the same."]
     notes += [f"Not finished and left out: {', '.join(missing)}."] * bool(missing)
-    notes += [f"Fewer than {len(suite.heading.seeds)} seeds so far: {', '.join(fewer)}."] * bool(fewer)
+    notes += [*fewer_notes(standings, len(suite.heading.seeds)), *lacking_notes(standings)]
     return (*notes, *_states(standings))
 
 
-def _states(standings: Sequence[Standing]) -> Iterator[str]:
-    """What becomes of the optimisers' state, and who fixes it otherwise."""
+def _states(standings: Sequence[RowRuns]) -> Iterator[str]:
+    """The optimiser state of the table, and the methods that fix another one."""
     runs = [(_name(s), run) for s in standings for run in s.runs.values() if run.optimizer_state]
     for state in dict.fromkeys(run.optimizer_state for _, run in runs if not run.fixes_state):
         yield STATES[state]
@@ -197,7 +207,3 @@ def _text(value: Cell | Difference | str | None) -> str:
     if isinstance(value, Difference):
         return f"{value.text()} ({value.low:+.4f} to {value.high:+.4f})"
     return value.text() if isinstance(value, Cell) else value or "–"
-
-
-def _json(value: Cell | Difference | str) -> Any:
-    return value if isinstance(value, str) else asdict(value)

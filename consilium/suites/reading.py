@@ -1,4 +1,4 @@
-"""A suite file as frozen dataclasses; every mistake is refused in a sentence."""
+"""A suite file as frozen dataclasses; every mistake raises StudyError with a remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from consilium.errors import StudyError
 from consilium.fields import fill, nearest
 from consilium.method import Method
 from consilium.methods import ALIASES, METHODS
-from consilium.scores import MEAN
-from consilium.study import imported
+from consilium.scores.means import MEAN
+from consilium.study_reading import find_method
 from consilium.suites.settings import (
     STUDY,
     Lists,
@@ -31,11 +31,14 @@ from consilium.suites.settings import (
 STATE = "local.optimizer_state"  # of all methods of a table alike: in [grid] a table for each, in [choose] one for all
 FEDERATION = "data.federation"  # in [grid]: the table has a column for each
 SECTIONS = ("suite", "base", "grid", "row", "choose", "choose_where", "methods", "phantom", "paper")
+ABOUT = ("scores", "selection", "choices", "audit")  # of a paper's table
+LEAVE_OUT = "study.leave_out"  # in [grid]: sites are left out in turn, and the table is about them
+COLUMNS = (FEDERATION, LEAVE_OUT, STATE)  # keys of [grid] that make columns or tables, not rows
 _ARRAYS = ("row", "choose_where")  # written with two brackets
 
 
 @dataclass(frozen=True)
-class Heading:
+class SuiteSection:
     """`[suite]`: what is run and compared."""
 
     name: str  # of the folder with choices.json, table.md and table.json
@@ -45,6 +48,10 @@ class Heading:
     choose_seed: int = -1  # choices are made on this seed's validation cases; -1: the first of `seeds`
     reference: Any = ""  # the row others are compared with: a method, or {method = "fedsm", "method.pull" = 0.7}
     labels: tuple[str, ...] = (MEAN,)  # one table for each
+    metrics: tuple[str, ...] = ()  # one table for each: "dice", "hd95_mm", "clean_dice"; empty: the score that decides
+    audit: str = ""  # "quick", "full": attack the runs' models, with a table for each row
+    oscillation: bool = False  # a table and a figure of the oscillation of scores
+    last_rounds: int = 0  # a column with the mean over this many last scored rounds
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -54,6 +61,11 @@ class Heading:
             if not values:
                 raise StudyError(f"[suite] {key} is empty: name at least one.")
             refuse_twice(values, f"[suite] {key}")
+        refuse_twice(self.metrics, "[suite] metrics")
+        if self.audit not in ("", "quick", "full"):
+            raise StudyError(f"[suite] audit = {self.audit!r}: it must be quick or full, or left out.")
+        if self.last_rounds < 0:
+            raise StudyError(f"[suite] last_rounds = {self.last_rounds}: it cannot be negative.")
         if min(self.seeds) < 0 or self.choose_seed < -1:
             raise StudyError("[suite] seeds and choose_seed: seeds are whole numbers from 0 on.")
 
@@ -71,7 +83,8 @@ class Phantom:
     cases: int = 0  # of all sites and splits; 0: the kind's own number
     size: int = 0  # pixels; 0: the kind's own
     seed: int = 0  # of the patients
-    division: int = 0  # of the abdomen: who annotates which organ; 0: the first
+    tests: int = 0  # of the abdomen: test cases of all sites; 0: as `cases` gives
+    division: int = 0  # of the abdomen: which site annotates which organ; 0: the first division
     alike: float = 0.0  # of the retina: the share of a site's patients behind its partner's camera
     each_seed: bool = False  # every seed of the suite draws its own patients, in <to>-s<seed>
     partitions: tuple[str, ...] = ()  # one site is drawn and cut into twelve, in <to>-<scheme>; a column for each
@@ -81,7 +94,7 @@ class Phantom:
             raise StudyError(
                 f"[phantom] kind = '{self.kind}': there is no such phantom; {nearest(self.kind, PHANTOMS)}"
             )
-        for key in ("cases", "size", "seed", "division"):
+        for key in ("cases", "size", "seed", "division", "tests"):
             if getattr(self, key) < 0:
                 raise StudyError(f"[phantom] {key} = {getattr(self, key)}: it cannot be negative.")
         if self.partitions and self.kind != "digits":
@@ -90,6 +103,8 @@ class Phantom:
             )
         if self.division and self.kind != "abdomen":
             raise StudyError(f"[phantom] division: sites of the {self.kind} phantom annotate everything; leave it out.")
+        if self.tests and self.kind != "abdomen":
+            raise StudyError(f"[phantom] tests: only the abdomen has it; give the {self.kind} phantom more cases.")
         if self.alike and self.kind != "retina":
             raise StudyError(f"[phantom] alike: sites of the {self.kind} phantom share no cameras; leave it out.")
         refuse_twice(self.partitions, "[phantom] partitions")
@@ -110,13 +125,14 @@ class PaperTable:
     caption: str
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | str, ...]]  # text where the paper has no number
-    label: str = MEAN  # of which of our tables it stands beside
-    about: str = "scores"  # "selection": whom the selector asks at sites left out; "choices": chosen settings
+    label: str = MEAN  # of our table that it belongs to
+    metric: str = ""  # and of that table's score; empty: the first
+    about: str = "scores"  # "selection": the selector's choices at sites left out; "choices"; "audit"
     digits: int = 4  # behind the point
 
     def __post_init__(self) -> None:
-        if self.about not in ("scores", "selection", "choices"):
-            raise StudyError(f"[paper] about = {self.about!r}: it must be one of scores, selection, choices.")
+        if self.about not in ABOUT:
+            raise StudyError(f"[paper] about = {self.about!r}: it must be one of {', '.join(ABOUT)}.")
         for name, values in self.rows.items():
             if len(values) != len(self.columns):
                 raise StudyError(
@@ -126,25 +142,26 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class Listed:
+class RowSection:
     """`[[row]]`: a row written out, where rows are not the combinations of a grid."""
 
     name: str  # as tables call it
     method: str
     settings: Settings
+    choose: Lists = field(default_factory=dict)  # what is chosen for this row besides
 
 
 @dataclass(frozen=True)
 class MethodPart:
-    """`[methods.<name>]`: what is different for one method."""
+    """`[methods.<name>]`: settings of one method."""
 
     fixed: Settings = field(default_factory=dict)
     choose: Lists = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Where:
-    """`[[choose_where]]`: what is chosen besides, for some combinations of the grid only."""
+class ChooseWhereSection:
+    """`[[choose_where]]`: additional choices, for some combinations of the grid only."""
 
     rows: Settings
     choose: Lists
@@ -152,17 +169,17 @@ class Where:
 
 @dataclass(frozen=True)
 class Suite:
-    """Everything a suite file says, checked."""
+    """The content of a suite file, checked."""
 
     path: Path
-    heading: Heading
+    heading: SuiteSection
     kinds: Mapping[str, type[Method]]  # by name, in the order of the table
     base: Mapping[str, Mapping[str, Any]]
-    beside: Path  # where a relative federation is looked for, after here
+    beside: Path  # where a relative federation is searched after the current folder
     grid: Lists
-    listed: tuple[Listed, ...]
+    listed: tuple[RowSection, ...]
     choose: Lists
-    where: tuple[Where, ...]
+    where: tuple[ChooseWhereSection, ...]
     parts: Mapping[str, MethodPart]
     phantom: Phantom | None
     papers: tuple[PaperTable, ...]
@@ -173,7 +190,7 @@ class Suite:
 
 
 def load_suite(path: Path | str, seeds: Sequence[int] = ()) -> Suite:
-    """Read a suite file; no data are touched. Other `seeds` than its own share what it chose on its own."""
+    """Read a suite file; no data are read. Other `seeds` use the choices made on the suite's own."""
     path = Path(path)
     tables = _toml(path, "suite")
     for name, table in tables.items():
@@ -183,10 +200,10 @@ def load_suite(path: Path | str, seeds: Sequence[int] = ()) -> Suite:
             raise StudyError(f"{path}: there is no section [{name}]; {nearest(name, SECTIONS)}")
         if not isinstance(table, Mapping) and name not in _ARRAYS:
             raise StudyError(f"{path}: '{name}' must be a section: write [{name}] and its keys below it.")
-    heading = fill(Heading, tables.get("suite", {}), "suite")
+    heading = fill(SuiteSection, tables.get("suite", {}), "suite")
     if seeds:
         heading = replace(heading, seeds=tuple(seeds), choose_seed=heading.chosen_on)
-    kinds = _kinds(heading.methods)
+    kinds = _kinds(heading.methods, path.parent)
     base, beside = _base(heading, tables.get("base", {}), path)
     phantom = fill(Phantom, tables["phantom"], "phantom") if "phantom" in tables else None
     if phantom and "federation" in base.get("data", {}):
@@ -213,29 +230,46 @@ def load_suite(path: Path | str, seeds: Sequence[int] = ()) -> Suite:
 
 
 def _check(suite: Suite) -> None:
-    if suite.grid and suite.listed:
-        raise StudyError(f"{suite.path} has both [grid] and [[row]]: either rows are combined or they are written out.")
-    for key in {**suite.grid, **{key: () for row in suite.listed for key in row.settings}}:
-        chosen = [suite.choose, *(part.choose for part in suite.parts.values()), *(w.choose for w in suite.where)]
+    if suite.listed and (combined := [key for key in suite.grid if key not in COLUMNS]):
+        raise StudyError(
+            f"{suite.path} has [[row]] and '{combined[0]}' in [grid]: either rows are combined or they are written "
+            f"out. Beside [[row]] a [grid] may have {', '.join(COLUMNS)}."
+        )
+    for row in suite.listed:
+        for key in sorted(names(row.choose) & {*row.settings, *suite.grid}):
+            raise StudyError(f"[[row]] '{row.name}' both has and chooses '{key}': either it is shown or it is chosen.")
+    for_all = [suite.choose, *(where.choose for where in suite.where)]
+    shown = {("[grid]", key): [*for_all, *(part.choose for part in suite.parts.values())] for key in suite.grid}
+    for row in suite.listed:
+        own = suite.parts.get(row.method, MethodPart()).choose
+        shown |= {("[[row]]", key): [*shown.get(("[[row]]", key), for_all), own] for key in row.settings}
+    for (where, key), chosen in shown.items():
         if any(key in names(lists) for lists in chosen):
-            shown = "[grid]" if key in suite.grid else "[[row]]"
-            raise StudyError(f"'{key}' is in both {shown} and [choose]: either it is shown or it is chosen.")
+            raise StudyError(f"'{key}' is in both {where} and [choose]: either it is shown or it is chosen.")
     for lists in (*(part.choose for part in suite.parts.values()), *(where.choose for where in suite.where)):
         if STATE in names(lists):
             raise StudyError(
                 f"'{STATE}' is chosen once for all methods, because no table mixes them: write it in [choose]."
             )
-    if FEDERATION in suite.grid and "study.leave_out" in suite.grid:
+    if FEDERATION in suite.grid and LEAVE_OUT in suite.grid:
         raise StudyError("[grid] has both federations and sites left out in turn; make a suite for each federation.")
-    for where in suite.where:
-        for key, value in where.rows.items():
-            if value not in suite.grid.get(key, ()):
-                raise StudyError(f"[[choose_where]] rows: no row has {key} = {value!r}; it must be one of [grid]'s.")
+    for part in suite.where:
+        for key, value in part.rows.items():
+            listed = [row.settings[key] for row in suite.listed if key in row.settings]
+            if value not in (*suite.grid.get(key, ()), *listed):
+                raise StudyError(
+                    f"[[choose_where]] rows: no row has {key} = {value!r}; take one of [grid]'s or of a [[row]]'s."
+                )
     for paper in suite.papers:
         if paper.label not in suite.heading.labels:
             raise StudyError(
                 f"[paper] '{paper.caption}' is about label '{paper.label}', which is not in [suite] labels; "
                 f"write labels = {[*suite.heading.labels, paper.label]}."
+            )
+        if paper.metric and paper.metric not in suite.heading.metrics:
+            raise StudyError(
+                f"[paper] '{paper.caption}' is about score '{paper.metric}', which is not in [suite] metrics; "
+                f"write metrics = {[*suite.heading.metrics, paper.metric]}."
             )
 
 
@@ -251,11 +285,11 @@ def _toml(path: Path, what: str) -> dict[str, Any]:
         raise StudyError(f"cannot read the {what} {path}: {error}.") from error
 
 
-def _kinds(names: Sequence[str]) -> dict[str, type[Method]]:
+def _kinds(names: Sequence[str], beside: Path) -> dict[str, type[Method]]:
     kinds: dict[str, type[Method]] = {}
     for given in names:
         name = ALIASES.get(given, given)
-        kind = imported(name, "method", Method) if ":" in name else METHODS.get(name)
+        kind = find_method(name, beside)
         if kind is None:
             raise StudyError(f"[suite] methods: there is no method '{name}'; {nearest(name, METHODS)}")
         if name in kinds:
@@ -264,7 +298,7 @@ def _kinds(names: Sequence[str]) -> dict[str, type[Method]]:
     return kinds
 
 
-def _base(heading: Heading, inline: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Path]:
+def _base(heading: SuiteSection, inline: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Path]:
     if heading.base and inline:
         raise StudyError(f"{path}: [suite] base names a file and there are [base] tables too; take one.")
     if not heading.base and not inline:
@@ -280,7 +314,7 @@ def _base(heading: Heading, inline: Mapping[str, Any], path: Path) -> tuple[Mapp
             raise StudyError(f"{where} has no section '{name}'; {nearest(name, STUDY)}")
         if not isinstance(table, Mapping):
             raise StudyError(f"{where}: '{name}' must be a section of a study, with keys below it.")
-    return tables, file.parent
+    return tables, file.parent if heading.base else path.parent
 
 
 def _parts(tables: Mapping[str, Any], kinds: Mapping[str, type[Method]]) -> dict[str, MethodPart]:
@@ -302,7 +336,7 @@ def _parts(tables: Mapping[str, Any], kinds: Mapping[str, type[Method]]) -> dict
     return parts
 
 
-def _listed(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Listed, ...]:
+def _listed(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[RowSection, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise StudyError("write [[row]], with two brackets: there may be several.")
     found = []
@@ -313,17 +347,18 @@ def _listed(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Listed, ...
         name = ALIASES.get(method, method)
         if name not in kinds:
             raise StudyError(f"[[row]] '{title}': '{method}' is not in [suite] methods; {nearest(method, kinds)}")
-        rest = {key: value for key, value in table.items() if key not in ("name", "method")}
+        rest = {key: value for key, value in table.items() if key not in ("name", "method", "choose")}
         settings = read_settings(rest, f"row '{title}'", [kinds[name]])
-        for key in (FEDERATION, "study.leave_out"):
+        choose = read_choices(table.get("choose", {}), f"row '{title}'.choose", [kinds[name]])
+        for key in (FEDERATION, LEAVE_OUT):
             if key in settings:
                 raise StudyError(f"[[row]] '{title}': '{key}' makes columns; write it in [grid].")
-        found.append(Listed(title, name, settings))
+        found.append(RowSection(title, name, settings, choose))
     refuse_twice([row.name for row in found], "[[row]] name")
     return tuple(found)
 
 
-def _where(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Where, ...]:
+def _where(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[ChooseWhereSection, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise StudyError("write [[choose_where]], with two brackets: there may be several.")
     found = []
@@ -334,7 +369,7 @@ def _where(tables: Any, kinds: Mapping[str, type[Method]]) -> tuple[Where, ...]:
             raise StudyError(
                 '[[choose_where]] needs `rows`, for instance {"method.personal" = "apfl"}, and below it what to choose.'
             )
-        found.append(Where(rows, read_choices(rest, "choose_where", kinds.values())))
+        found.append(ChooseWhereSection(rows, read_choices(rest, "choose_where", kinds.values())))
     return tuple(found)
 
 

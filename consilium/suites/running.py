@@ -1,4 +1,4 @@
-"""Running a suite: what is done is skipped, what was interrupted goes on, what fails does not stop the rest."""
+"""Runs a suite: skips finished runs, resumes interrupted ones, and continues after a failed run."""
 
 from __future__ import annotations
 
@@ -11,33 +11,39 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from consilium import simulation
+from consilium.dry_run import time_text
 from consilium.errors import StudyError, UserError, WorkError
 from consilium.fields import nearest
 from consilium.files import write_json, write_text
 from consilium.inputs import place_of
 from consilium.machine import default_workers
 from consilium.methods import ALIASES
+from consilium.reports.costs import CostTable, cost_of
 from consilium.reports.reading import read_run
-from consilium.suites.choosing import Choice, choose_all, write_choices
+from consilium.reports.style import to_bytes
+from consilium.suites.audits import AuditTable, audit_tables
+from consilium.suites.choosing import SettingsChoice, choose_all, write_choices
 from consilium.suites.drawing import federation, missing
+from consilium.suites.estimating import SuiteClock, called, estimate
 from consilium.suites.federations import FederationTable, federation_tables
-from consilium.suites.planning import Planned, Row, check, finished, folder_of, rows, study_of, trials
+from consilium.suites.oscillation import OscillationTable, oscillation_table
+from consilium.suites.planning import Planned, SuiteRow, check, finished, folder_of, reference, rows, study_of, trials
 from consilium.suites.reading import FEDERATION, STATE, Suite, load_suite
 from consilium.suites.settings import names
-from consilium.suites.tables import Standing, SuiteTable, suite_tables
+from consilium.suites.tables import RowRuns, SuiteTable, suite_tables
 from consilium.suites.unseen import SelectionTable, selection_tables
 from consilium.wires.processes import Pool
 
 State = Literal["done", "interrupted", "to do", "after choosing"]
 
 
-class Watcher(Protocol):
+class SuiteWatcher(Protocol):
     def say(self, text: str) -> None: ...
     def show(self, event: Mapping[str, Any]) -> None: ...
 
 
-class Nobody:
-    """Watches nothing."""
+class SilentWatcher:
+    """A watcher that does nothing."""
 
     def say(self, text: str) -> None: ...
     def show(self, event: Mapping[str, Any]) -> None: ...
@@ -53,11 +59,11 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Prospect:
-    """A run of the suite and where it stands."""
+class SuiteRun:
+    """A run of the suite and its state."""
 
     planned: Planned
-    folder: Path | None  # None: it depends on a choice that is not made, or on data that are not drawn
+    folder: Path | None  # None: it depends on an open choice, or on data that are not drawn yet
     state: State
 
     @property
@@ -67,20 +73,27 @@ class Prospect:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """What a suite found."""
+    """The result of a suite."""
 
     suite: Suite
     folder: Path  # of choices.json, table.md and table.json
-    choices: tuple[Choice, ...]
+    choices: tuple[SettingsChoice, ...]
     tables: tuple[SuiteTable, ...]  # one per label; none before the first run is finished
-    selections: tuple[SelectionTable, ...]  # where sites are left out in turn: whom the selector asks there
+    selections: tuple[SelectionTable, ...]  # the selector's choices, where sites are left out in turn
     federations: tuple[FederationTable, ...]  # in place of `tables` where the grid is over federations
     failed: tuple[Failure, ...]
+    costs: CostTable = field(default_factory=lambda: CostTable(()))
+    audits: tuple[AuditTable, ...] = ()  # where the suite asks for audits: one per row
+    oscillation: OscillationTable | None = None
 
     @property
-    def shown(self) -> tuple[SuiteTable | SelectionTable | FederationTable, ...]:
+    def shown(
+        self,
+    ) -> tuple[SuiteTable | SelectionTable | FederationTable | AuditTable | OscillationTable | CostTable, ...]:
         """All tables in the order of a page."""
-        return (*self.tables, *self.selections, *self.federations)
+        waves = (self.oscillation,) if self.oscillation else ()
+        costs = (self.costs,) if self.costs.costs else ()
+        return (*self.tables, *self.selections, *self.federations, *self.audits, *waves, *costs)
 
     def to_markdown(self) -> str:
         parts = [table.to_markdown() for table in self.shown] or ["No run is finished.\n"]
@@ -94,6 +107,9 @@ class SuiteResult:
             "tables": [table.to_json() for table in self.tables],
             "selections": [table.to_json() for table in self.selections],
             "federations": [table.to_json() for table in self.federations],
+            "costs": self.costs.to_json(),
+            "audits": [table.to_json() for table in self.audits],
+            **({"oscillation": self.oscillation.to_json()} if self.oscillation else {}),
             "failed": [{"title": f.title, "run": f.run, "why": f.why} for f in self.failed],
         }
 
@@ -102,16 +118,17 @@ def run_suite(
     path: Path | str,
     runs: Path | str = "runs",
     workers: int | None = None,
-    watch: Watcher | None = None,
+    watch: SuiteWatcher | None = None,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
+    estimated: bool = False,
 ) -> SuiteResult:
     """Run what is left of a suite and make its table.
 
-    `workers` as in `consilium.run`; `only` names the methods to run, and the table shows whatever is finished;
-    `seeds` replace the suite's own.
+    `workers` is that of `consilium.run`. `only` names the methods to run; the table shows all finished rows. `seeds`
+    replace the suite's own. `estimated` times a few steps first and says how long all will take.
     """
-    suite, runs, watcher = load_suite(path, seeds), Path(runs), watch or Nobody()
+    suite, runs, watcher = load_suite(path, seeds), Path(runs), watch or SilentWatcher()
     mine = _rows_of(suite, only)
     for drawing in missing(suite):
         watcher.say(f"drawing the {drawing.phantom.kind} phantom in {drawing.place}")
@@ -119,8 +136,12 @@ def run_suite(
     check(suite)
     home = runs / suite.name
     home.mkdir(parents=True, exist_ok=True)
+    clock = SuiteClock()
+    if estimated:
+        to_do = [found.planned for found in outlook(path, runs, only, seeds) if found.state != "done"]
+        clock = estimate(suite, to_do, workers, watcher.say)
     with _pool(workers) as pool:
-        session = _Session(suite, runs, workers, pool, watcher, _count(suite, mine))
+        session = _Session(suite, runs, workers, pool, watcher, _count(suite, mine), clock)
         for row in mine:
             for planned in trials(suite, row):
                 session.run(planned)
@@ -133,7 +154,17 @@ def run_suite(
     standings = _standings(suite, choices, runs)
     tables = () if FEDERATION in suite.grid else suite_tables(suite, standings)
     asked, side_by_side = selection_tables(suite, standings, watcher.say), federation_tables(suite, standings)
-    result = SuiteResult(suite, home, tuple(choices), tables, asked, side_by_side, tuple(session.failed))
+    costs = CostTable(
+        tuple(cost_of(standing.name, list(standing.runs.values())) for standing in standings if standing.runs),
+        reference(suite).name,
+    )
+    audits = audit_tables(suite, standings, home, watcher.say)
+    waves = oscillation_table(standings) if suite.heading.oscillation else None
+    failed = tuple(session.failed)
+    result = SuiteResult(suite, home, tuple(choices), tables, asked, side_by_side, failed, costs, audits, waves)
+    if waves and waves.rows:
+        (home / "oscillation.svg").write_bytes(to_bytes(waves.figure(), "svg"))
+        (home / "oscillation.png").write_bytes(to_bytes(waves.figure(), "png"))
     write_text(result.to_markdown(), home / "table.md")
     write_json(result.to_json(), home / "table.json")
     return result
@@ -141,8 +172,8 @@ def run_suite(
 
 def outlook(
     path: Path | str, runs: Path | str = "runs", only: Sequence[str] = (), seeds: Sequence[int] = ()
-) -> list[Prospect]:
-    """Every run of a suite in its order, and where it stands; nothing is drawn, run or written."""
+) -> list[SuiteRun]:
+    """Every run of a suite in its order, with its state; nothing is drawn, run or written."""
     suite, runs = load_suite(path, seeds), Path(runs)
     mine = _rows_of(suite, only)
     absent = {drawing.place for drawing in missing(suite)}
@@ -154,21 +185,21 @@ def outlook(
         for row in every
         if federation(suite, row.settings, suite.heading.chosen_on) in absent and trials(suite, row)
     ]
-    if blind and every is not mine:  # one choice for all, and not all can be looked at
+    if blind and every is not mine:  # one choice for all rows, and some runs cannot be read
         blind = [row for row in every if trials(suite, row)]
     seen = choose_all(suite, [row for row in every if row not in blind], runs)
-    chosen = [choice for choice in (*(Choice(row, (), None) for row in blind), *seen) if choice.row in mine]
+    chosen = [choice for choice in (*(SettingsChoice(row, (), None) for row in blind), *seen) if choice.row in mine]
     chosen.sort(key=lambda choice: mine.index(choice.row))
     for planned in _finals(suite, chosen):
         prospect = _prospect(suite, planned, runs, absent)
         if prospect.folder is None or prospect.folder not in tried:
             found.append(prospect)
     unknown = [c.row for c in chosen if c.chosen is None]
-    waiting = [Prospect(Planned(row, {}, seed), None, "after choosing") for row, seed in _unchosen(suite, unknown)]
+    waiting = [SuiteRun(Planned(row, {}, seed), None, "after choosing") for row, seed in _unchosen(suite, unknown)]
     return found + waiting
 
 
-def _rows_of(suite: Suite, only: Sequence[str]) -> list[Row]:
+def _rows_of(suite: Suite, only: Sequence[str]) -> list[SuiteRow]:
     wanted = [ALIASES.get(name, name) for name in only]
     for name in wanted:
         if name not in suite.kinds:
@@ -176,36 +207,36 @@ def _rows_of(suite: Suite, only: Sequence[str]) -> list[Row]:
     return [row for row in rows(suite) if not wanted or row.method in wanted]
 
 
-def _finals(suite: Suite, choices: Sequence[Choice]) -> Iterator[Planned]:
-    """Seed by seed, so that an interrupted suite has whole tables of fewer seeds."""
+def _finals(suite: Suite, choices: Sequence[SettingsChoice]) -> Iterator[Planned]:
+    """The final runs by seed, so that an interrupted suite has complete tables of fewer seeds."""
     for seed in suite.heading.seeds:
         for choice in choices:
             if choice.chosen is not None:
                 yield Planned(choice.row, choice.chosen, seed)
 
 
-def _unchosen(suite: Suite, mine: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+def _unchosen(suite: Suite, mine: Sequence[SuiteRow]) -> Iterator[tuple[SuiteRow, int]]:
     """Runs that wait for a choice; that of the choosing seed is one of the trials."""
     for seed in suite.heading.seeds:
         yield from ((row, seed) for row in mine if seed != suite.heading.chosen_on)
 
 
-def _count(suite: Suite, mine: Sequence[Row]) -> int:
+def _count(suite: Suite, mine: Sequence[SuiteRow]) -> int:
     """All runs of some rows, a trial that becomes a row's run counted once."""
     chosen = [row for row in mine if trials(suite, row)]
     tried = sum(len(trials(suite, row)) for row in chosen)
     return tried + len(list(_unchosen(suite, chosen))) + (len(mine) - len(chosen)) * len(suite.heading.seeds)
 
 
-def _prospect(suite: Suite, planned: Planned, runs: Path, absent: set[Path]) -> Prospect:
+def _prospect(suite: Suite, planned: Planned, runs: Path, absent: set[Path]) -> SuiteRun:
     if federation(suite, planned.row.settings, planned.seed) in absent:
-        return Prospect(planned, None, "to do")
+        return SuiteRun(planned, None, "to do")
     folder = folder_of(study_of(suite, planned), runs)
     begun: State = "interrupted" if (folder / "journal.jsonl").exists() else "to do"
-    return Prospect(planned, folder, "done" if finished(folder) else begun)
+    return SuiteRun(planned, folder, "done" if finished(folder) else begun)
 
 
-def _standings(suite: Suite, choices: Sequence[Choice], runs: Path) -> list[Standing]:
+def _standings(suite: Suite, choices: Sequence[SettingsChoice], runs: Path) -> list[RowRuns]:
     standings = []
     for choice in choices:
         found = {}
@@ -213,7 +244,7 @@ def _standings(suite: Suite, choices: Sequence[Choice], runs: Path) -> list[Stan
             folder = folder_of(study_of(suite, planned), runs)
             if finished(folder):
                 found[planned.seed] = read_run(folder)
-        standings.append(Standing(choice, found))
+        standings.append(RowRuns(choice, found))
     return standings
 
 
@@ -224,24 +255,24 @@ def _pool(workers: int | None) -> AbstractContextManager[Pool | None]:
 
 @dataclass
 class _Session:
-    """One call of `run_suite`: what was run, and what went wrong."""
+    """One call of `run_suite`: its runs and failures."""
 
     suite: Suite
     runs: Path
     workers: int | None
     pool: Pool | None
-    watcher: Watcher
+    watcher: SuiteWatcher
     total: int
+    clock: SuiteClock = field(default_factory=SuiteClock)
     seen: set[str] = field(default_factory=set)  # names of run folders
     failed: list[Failure] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of the runs made now
 
     @property
     def gone(self) -> set[str]:
         return {failure.run for failure in self.failed}
 
     def run(self, planned: Planned) -> None:
-        """Run what is not finished; an exception is this run's, not the suite's."""
+        """Run a study that is not finished; an exception ends this run, not the suite."""
         study = study_of(self.suite, planned)
         place = place_of(study, self.runs)
         folder = place.path
@@ -269,11 +300,15 @@ class _Session:
                 Failure(planned.title, folder.name, f"{error}" if known else f"{type(error).__name__}: {error}")
             )
             self.watcher.say(f"{planned.title} failed: {self.failed[-1].why}")
+            self.clock.expected.pop(called(planned), None)  # it tells nothing of the others
         else:
-            self.seconds.append(time.monotonic() - start)
+            self.clock.made(called(planned), time.monotonic() - start)
 
     def _left(self) -> str:
-        if not self.seconds:
+        if self.clock.expected:
+            left = self.clock.left()
+        elif self.clock.over:
+            left = statistics.median(self.clock.over.values()) * (self.total - len(self.seen) + 1)
+        else:
             return ""
-        left = statistics.median(self.seconds) * (self.total - len(self.seen) + 1)
-        return f", about {left:.0f} s left" if left < 100 else f", about {left / 60:.0f} min left"
+        return f", about {time_text(left)} left"

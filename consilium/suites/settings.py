@@ -1,23 +1,25 @@
-"""Settings of a suite: `section.key` of a study with one value, or with the values to take."""
+"""Settings of a suite: `section.key` of a study with one value, or with a list of values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
 
 from consilium.data.preprocess import Preprocess
 from consilium.errors import StudyError
 from consilium.fields import nearest
+from consilium.legacy import current_key
+from consilium.local_training import Local
 from consilium.method import Method
+from consilium.methods import METHODS
+from consilium.plan import Plan, Source
 from consilium.privacy.dp import Privacy
-from consilium.site import Local
-from consilium.study import Plan, Source
 
 Settings = Mapping[str, Any]  # "local.lr" → value
 Lists = Mapping[str, tuple[Any, ...]]  # "local.lr" → the values to take
 
-TOGETHER = "together"  # in what is chosen: settings that go with one another, one set of which is taken
+TOGETHER = "together"  # in [choose]: sets of settings that vary together
 
 STUDY = ("study", "data", "preprocess", "task", "local", "method", "privacy", "release")
 _KINDS: dict[str, Any] = {"study": Plan, "data": Source, "preprocess": Preprocess, "local": Local, "privacy": Privacy}
@@ -39,7 +41,7 @@ def read_lists(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[st
 
 
 def read_choices(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[str, tuple[Any, ...]]:
-    """Lists, and below `together` sets of settings that go with one another."""
+    """Lists of values, and below `together` sets of settings that vary together."""
     kinds = list(kinds)
     if not isinstance(table, Mapping) or TOGETHER not in table:
         return read_lists(table, where, kinds)
@@ -63,7 +65,7 @@ def read_choices(table: Any, where: str, kinds: Iterable[type[Method]]) -> dict[
 
 
 def names(lists: Lists) -> set[str]:
-    """Every setting that is chosen, those taken together among them."""
+    """Every chosen setting, also those in `together`."""
     return {name for key, values in lists.items() for name in (values[0] if key == TOGETHER else (key,))}
 
 
@@ -79,8 +81,7 @@ def read_settings(table: Any, where: str, kinds: Sequence[type[Method]]) -> dict
             raise StudyError(f"[{where}] '{key}': a study has no section '{section}'; {nearest(section, STUDY)}")
         if not isinstance(parts, Mapping):
             raise StudyError(f"[{where}] '{key}': write section and key, for instance \"local.lr\".")
-        for name, part in parts.items():
-            full = f"{section}.{name}"
+        for full, part in _leaves(section, parts, kinds):
             _check_key(full, where, kinds)
             if full in found:
                 raise StudyError(f"[{where}] '{full}' is written twice; keep one.")
@@ -88,16 +89,44 @@ def read_settings(table: Any, where: str, kinds: Sequence[type[Method]]) -> dict
     return found
 
 
+def _leaves(section: str, parts: Mapping[str, Any], kinds: Sequence[type[Method]]) -> Iterator[tuple[str, Any]]:
+    """Full names and values; a table of a method's module is taken apart, a field of 0.1 has its name of today."""
+    for name, value in parts.items():
+        if section == "method" and name not in _names_of(kinds, value):
+            name = current_key([method for method, kind in METHODS.items() if kind in kinds], name, value)
+        if isinstance(value, Mapping) and section == "method" and _module(kinds, name) is not None:
+            yield from ((f"{section}.{name}.{key}", part) for key, part in value.items())
+        else:
+            yield f"{section}.{name}", value
+
+
+def _names_of(kinds: Sequence[type[Method]], value: Any) -> set[str]:
+    """Fields of the methods that can have such a value: a module is a table."""
+    return {
+        f.name for kind in kinds for f in fields(kind) if isinstance(value, Mapping) or _module([kind], f.name) is None
+    }
+
+
+def _module(kinds: Sequence[type[Method]], name: str) -> Any:
+    """The dataclass of a method's module of that name, or None."""
+    found = (get_type_hints(kind).get(name) for kind in kinds)
+    return next((hint for hint in found if is_dataclass(hint)), None)
+
+
 def _check_key(key: str, where: str, kinds: Sequence[type[Method]]) -> None:
     """Keys of `[task]` depend on the network and are checked with the studies."""
     if key in _MADE:
         raise StudyError(f"[{where}] '{key}' cannot be set here: {_MADE[key]}.")
     section, _, name = key.partition(".")
+    name, _, inner = name.partition(".")
     known: set[str] | None = None
     if section == "method":
         known = {f.name for kind in kinds for f in fields(kind)}
         if not known:
             raise StudyError(f"[{where}] '{key}': no method here has settings of its own.")
+        module = _module(kinds, name)
+        if inner and module is not None:
+            section, name, known = f"method.{name}", inner, {f.name for f in fields(module)}
     elif section in _KINDS:
         known = {f.name for f in fields(_KINDS[section])}
     if known is not None and name not in known:

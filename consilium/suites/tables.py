@@ -5,27 +5,20 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from consilium.reports.comparing import cells, elsewhere, part_name
 from consilium.reports.grouping import Group
 from consilium.reports.reading import Headline, RunView
-from consilium.reports.tables import (
-    POOLED,
-    SITE_MEAN,
-    Cell,
-    Column,
-    Comparison,
-    Line,
-    Text,
-    cells,
-    elsewhere,
-    part_name,
-)
-from consilium.scores import ByCase, Entry, by_case, paired
-from consilium.suites.choosing import Choice
-from consilium.suites.planning import LEAVE_OUT, reference, said, without
-from consilium.suites.reading import STATE, PaperTable, Suite
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, TableLine, TextCell
+from consilium.scores.means import ByCase, ScoreEntry, with_label_mean
+from consilium.scores.statistics import paired
+from consilium.scores.views import by_case
+from consilium.suites.choosing import SettingsChoice
+from consilium.suites.metrics import by_metric, everywhere, fewer_notes, lacking_notes, papers_of
+from consilium.suites.planning import reference, settings_text, without
+from consilium.suites.reading import LEAVE_OUT, STATE, PaperTable, Suite
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,11 +31,12 @@ UNSEEN = (
 
 
 @dataclass(frozen=True)
-class Standing:
+class RowRuns:
     """A row's choice and its finished runs by seed."""
 
-    choice: Choice
+    choice: SettingsChoice
     runs: Mapping[int, RunView]
+    lacking: tuple[int, ...] = ()  # seeds whose run is finished, and does not have the score of the table
 
     @property
     def name(self) -> str:
@@ -50,16 +44,16 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Entrant:
+class TableEntry:
     """A line of the table: one row of the suite or, where sites are left out in turn, a row for each turn."""
 
     name: str
-    standings: tuple[Standing, ...]
+    standings: tuple[RowRuns, ...]
     unseen: bool  # scored at the sites left out
-    model: str = ""  # a part of the method's model, with a line of its own; empty: the headline's
+    model: str = ""  # a part of the method's model with its own line; empty: the headline model
 
     @property
-    def parts(self) -> list[Entrant]:
+    def parts(self) -> list[TableEntry]:
         """Lines for the parts of a super model that tables show."""
         return [replace(self, name=part_name(self.name, model), model=model) for model in self.runs[0].parts]
 
@@ -72,20 +66,38 @@ class Entrant:
 
     @property
     def seeds(self) -> list[int]:
-        """Those of which every turn is finished: means over different sites cannot be compared."""
+        """The seeds with all turns finished: means over different sites are not comparable."""
         first, *rest = (standing.runs for standing in self.standings)
         return [seed for seed in first if all(seed in runs for runs in rest)]
 
-    def entry(self, seed: int, label: str) -> Entry:
+    def entry(self, seed: int, label: str) -> ScoreEntry:
         if not self.unseen:
             run = self.standings[0].runs[seed]
             return run.entry(self.about(run).model, self.about(run).metric, label)
         found = self.cases([seed], label)
         sites = {site: statistics.fmean(cases.values()) for site, cases in found.items()}
         if not sites:
-            return Entry()
+            return ScoreEntry()
         every = [value for cases in found.values() for value in cases.values()]
-        return Entry(outside=sites, site_mean=statistics.fmean(sites.values()), pooled=statistics.fmean(every))
+        return ScoreEntry(outside=sites, site_mean=statistics.fmean(sites.values()), pooled=statistics.fmean(every))
+
+    def late_of_seeds(self, label: str, rounds: int) -> tuple[float, ...]:
+        """`late` of each seed that has enough rounds."""
+        found = (self.late(seed, label, rounds) for seed in self.seeds)
+        return tuple(value for value in found if value is not None)
+
+    def late(self, seed: int, label: str, rounds: int) -> float | None:
+        """The site mean over the last `rounds` rounds that were scored; None if there are fewer."""
+        run = self.standings[0].runs[seed]
+        about, counted = self.about(run), [row for row in run.rows if row.phase not in ("best", "last")]
+        numbers = sorted({row.round for row in counted})[-rounds:]
+        means = []
+        for number in numbers:
+            rows = with_label_mean([row for row in counted if row.round == number])
+            found = by_case(rows, about.model, about.metric, label, "test", outside=self.unseen)
+            if found:
+                means.append(statistics.fmean(statistics.fmean(cases.values()) for cases in found.values()))
+        return statistics.fmean(means) if len(means) == rounds else None
 
     def cases(self, seeds: Sequence[int], label: str) -> ByCase:
         """Site → case → mean over seeds; a case of another federation is another patient, whatever its name."""
@@ -101,7 +113,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much higher a row's site mean is than the reference's, on the cases and seeds both have."""
+    """The difference of a row's site mean to the reference's, on the cases and seeds that both have."""
 
     value: float
     sd: float | None  # of the seeds' differences, if there are several
@@ -110,6 +122,7 @@ class Difference:
     p: float  # Wilcoxon signed-rank over the cases
     cases: int
     by_seed: Mapping[int, float]
+    single: tuple[str, ...] = ()  # sites with one test case
 
     def text(self) -> str:
         return f"{self.value:+.4f}" + ("" if self.sd is None else f" ± {self.sd:.4f}")
@@ -120,22 +133,38 @@ class SuiteTable:
     """Our table of one label, and the paper's."""
 
     comparison: Comparison
-    entrants: Mapping[str, Entrant]  # by the name of their line
+    entrants: Mapping[str, TableEntry]  # by the name of their line
     differences: Mapping[str, Difference]
     reference: str  # the name of the row the others are compared with
     seeds: int  # asked for
     papers: tuple[PaperTable, ...]
+    last_rounds: int = 0
+    late: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of each line, the seeds' last rounds
+    wide: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of each line, the seeds' means over all sites
+    lacking: tuple[str, ...] = ()  # a sentence on the runs that do not have the score
 
-    def grid(self) -> list[list[Text]]:
+    def grid(self) -> list[list[TextCell]]:
         """Heads and lines, differences last."""
         head, *body = self.comparison.grid()
+        if any(self.wide.values()):
+            head = [*head, TextCell("mean with outside")]
+            wide = [self.wide.get(line.name, ()) for line in self.comparison.lines]
+            body = [[*texts, TextCell(_mean_text(values))] for texts, values in zip(body, wide, strict=True)]
+        if self.last_rounds:
+            head = [*head, TextCell(f"last {self.last_rounds} scored rounds")]
+            late = [self.late.get(line.name, ()) for line in self.comparison.lines]
+            body = [[*texts, TextCell(_mean_text(values))] for texts, values in zip(body, late, strict=True)]
         if not self.differences:
             return [head, *body]
-        found = [[*head, Text(f"against {self.reference}"), Text("95 % interval")]]
+        found = [[*head, TextCell(f"against {self.reference}"), TextCell("95 % interval")]]
         for line, texts in zip(self.comparison.lines, body, strict=True):
             gap = self.differences.get(line.name)
             found.append(
-                [*texts, Text(gap.text() if gap else ""), Text(f"{gap.low:+.4f} to {gap.high:+.4f}" if gap else "")]
+                [
+                    *texts,
+                    TextCell(gap.text() if gap else ""),
+                    TextCell(f"{gap.low:+.4f} to {gap.high:+.4f}" if gap else ""),
+                ]
             )
         return found
 
@@ -148,17 +177,28 @@ class SuiteTable:
                 f"Against {self.reference}: the difference of the site means, paired seed by seed and case by case; "
                 "its interval is over cases (bootstrap within each site), its ± over seeds."
             )
-        chosen = [f"{s.name}: {said(s.choice.chosen)}" for s in standings if s.choice.tried and s.choice.chosen]
+        if single := sorted({site for gap in self.differences.values() for site in gap.single}):
+            notes.append(
+                f"One test case only: {', '.join(single)}. Its own spread is unknown; the interval takes that of the "
+                "other sites' cases."
+            )
+        if any(self.wide.values()):
+            notes.append("Mean with outside: over all sites, also those that did not train; each weighs the same.")
+        if self.last_rounds:
+            notes.append(
+                f"Last {self.last_rounds} scored rounds: the site mean over them, so that the choice of one round adds "
+                "nothing; ± is over seeds."
+            )
+        chosen = [
+            f"{s.name}: {settings_text(s.choice.chosen)}" for s in standings if s.choice.tried and s.choice.chosen
+        ]
         if chosen:
             notes.append(f"Chosen on validation cases: {'; '.join(chosen)}.")
-        fewer = [f"{s.name} {len(s.runs)}" for s in standings if 0 < len(s.runs) < self.seeds]
-        if fewer:
-            notes.append(f"Fewer than {self.seeds} seeds so far: {', '.join(fewer)}.")
-        return notes
+        return [*notes, *fewer_notes(standings, self.seeds), *self.lacking]
 
     def to_rich(self) -> list[RenderableType]:
         """For the terminal: our table, the notes, the paper's tables."""
-        body = [[Text(_stacked(text.text), text.bold) for text in texts] for texts in self.grid()]
+        body = [[TextCell(_stacked(text.text), text.bold) for text in texts] for texts in self.grid()]
         ours = rich_table(self.comparison.title, body, self.notes())
         return [ours, *rich_papers(self.papers)]
 
@@ -173,24 +213,30 @@ class SuiteTable:
             turns = [_facts(standing) for standing in entrant.standings] if entrant else []
             facts = {"turns": turns} if entrant and entrant.unseen else next(iter(turns), {})
             gone = {k: v for k, v in line.items() if k != "interval"}
-            lines.append({**gone, **facts, "difference": asdict(gap) if gap else None})
+            late = {"last_rounds": list(self.late.get(line["name"], ()))} if self.last_rounds else {}
+            if wide := self.wide.get(line["name"]):
+                late |= {"mean_with_outside": list(wide)}
+            lines.append({**gone, **facts, **late, "difference": asdict(gap) if gap else None})
         papers = json_papers(self.papers)
         facts = {"label": self.comparison.label, "metric": self.comparison.metric, "reference": self.reference}
         return {**facts, "lines": lines, "papers": papers}
 
 
-def suite_tables(suite: Suite, standings: Sequence[Standing]) -> tuple[SuiteTable, ...]:
-    """One table per label, of the rows that have a finished run; of each label one per optimiser state in the grid."""
+def suite_tables(suite: Suite, standings: Sequence[RowRuns]) -> tuple[SuiteTable, ...]:
+    """One table per score, optimiser state of the grid and label, of the rows that have a finished run."""
     found = []
-    for state, here in by_state(suite, standings):
-        entrants = _entrants(here)
-        left_out = tuple(standing.name for standing in here if not standing.runs)
-        if entrants:
-            found += [_table(suite, entrants, left_out, label, state) for label in suite.heading.labels]
+    for metric, about_it in by_metric(suite, standings):
+        for state, here in by_state(suite, about_it):
+            entrants = _entrants(here)
+            left_out = tuple(standing.name for standing in here if not standing.runs and not standing.lacking)
+            lacking = lacking_notes(here)
+            if entrants or lacking:
+                tables = [_table(suite, entrants, left_out, label, state, metric) for label in suite.heading.labels]
+                found += [replace(table, lacking=lacking) for table in tables]
     return tuple(found)
 
 
-def by_state(suite: Suite, standings: Sequence[Standing]) -> Iterator[tuple[str, list[Standing]]]:
+def by_state(suite: Suite, standings: Sequence[RowRuns]) -> Iterator[tuple[str, list[RowRuns]]]:
     """An optimiser state of the grid and its rows, which have tables of their own; without one: empty, and all rows.
 
     A method that fixes its state is in all tables: the grid does not vary it there.
@@ -200,11 +246,11 @@ def by_state(suite: Suite, standings: Sequence[Standing]) -> Iterator[tuple[str,
 
 
 def _table(
-    suite: Suite, entrants: Sequence[Entrant], left_out: tuple[str, ...], label: str, state: str = ""
+    suite: Suite, entrants: Sequence[TableEntry], left_out: tuple[str, ...], label: str, state: str, metric: str
 ) -> SuiteTable:
     columns = _columns(entrants, label)
-    lines: list[Line] = []
-    named: dict[str, Entrant] = {}
+    lines: list[TableLine] = []
+    named: dict[str, TableEntry] = {}
     for entrant in entrants:
         lines += _elsewhere_lines(entrant, label, columns)
         for one in (*entrant.parts, entrant):
@@ -215,23 +261,32 @@ def _table(
     base = next((entrant for entrant in entrants if entrant.name == against), None)
     gaps = {name: difference(e, base, label) for name, e in named.items() if base and e is not base}
     lines.sort(key=lambda line: line.section)
-    metric = _about(entrants[0].runs[0]).metric
-    comparison = Comparison(metric, label, columns, tuple(lines), (), left_out, (), state=state)
-    papers = tuple(paper for paper in suite.papers if paper.label == label and paper.about == "scores")
+    shown = metric or _about(entrants[0].runs[0]).metric
+    comparison = Comparison(shown, label, columns, tuple(lines), (), left_out, (), state=state)
+    papers = papers_of(suite, label, metric)
     found = {name: gap for name, gap in gaps.items() if gap}
-    return SuiteTable(comparison, named, found, against, len(suite.heading.seeds), papers)
+    count = suite.heading.last_rounds
+    late = {name: e.late_of_seeds(label, count) for name, e in named.items()} if count else {}
+    wide = {} if any(e.unseen for e in entrants) else {name: _everywhere(e, label) for name, e in named.items()}
+    return SuiteTable(comparison, named, found, against, len(suite.heading.seeds), papers, count, late, wide)
 
 
-def _entrants(standings: Sequence[Standing]) -> list[Entrant]:
+def _everywhere(entrant: TableEntry, label: str) -> tuple[float, ...]:
+    """Of each seed the mean over all sites, inside and outside; nothing where no site is outside."""
+    found = (everywhere(entrant.entry(seed, label)) for seed in entrant.seeds)
+    return tuple(value for value in found if value is not None)
+
+
+def _entrants(standings: Sequence[RowRuns]) -> list[TableEntry]:
     """Rows that differ only in who is left out are one line; a line without a finished run is not there."""
-    turns: dict[str, list[Standing]] = defaultdict(list)
+    turns: dict[str, list[RowRuns]] = defaultdict(list)
     for standing in standings:
         turns[without(without(standing.choice.row, LEAVE_OUT), STATE).name].append(standing)
-    found = [Entrant(name, tuple(s), LEAVE_OUT in s[0].choice.row.settings) for name, s in turns.items()]
+    found = [TableEntry(name, tuple(s), LEAVE_OUT in s[0].choice.row.settings) for name, s in turns.items()]
     return [entrant for entrant in found if entrant.runs]
 
 
-def _facts(standing: Standing) -> dict[str, Any]:
+def _facts(standing: RowRuns) -> dict[str, Any]:
     row = standing.choice.row
     runs = {str(seed): run.name for seed, run in standing.runs.items()}
     facts = {"method": row.method, "settings": dict(row.settings), "runs": runs}
@@ -246,19 +301,19 @@ def _about(run: RunView) -> Headline:
     return run.headline
 
 
-def _entry(run: RunView, label: str) -> Entry:
+def _entry(run: RunView, label: str) -> ScoreEntry:
     return run.entry(_about(run).model, _about(run).metric, label)
 
 
-def _line(entrant: Entrant, label: str) -> Line:
+def _line(entrant: TableEntry, label: str) -> TableLine:
     run = entrant.runs[0]
     kind = run.kind
     name = {"bound": f"{entrant.name} (bound)", "local": f"{entrant.name} (own site)"}.get(kind, entrant.name)
     seeds = entrant.seeds
     found = cells(entrant.entry(seed, label) for seed in seeds)
-    if not seeds:  # no seed has all turns: what there is, site by site
+    if not seeds:  # no seed has all turns: show the finished sites
         found = _single_turns(entrant, label)
-    return Line(
+    return TableLine(
         name,
         "part" if entrant.model else kind,
         len(seeds),
@@ -268,13 +323,13 @@ def _line(entrant: Entrant, label: str) -> Line:
     )
 
 
-def _single_turns(entrant: Entrant, label: str) -> dict[Column, Cell]:
+def _single_turns(entrant: TableEntry, label: str) -> dict[Column, Cell]:
     each = [replace(entrant, standings=(standing,)) for standing in entrant.standings]
     found = [cells(one.entry(seed, label) for seed in one.seeds) for one in each]
     return {column: cell for part in found for column, cell in part.items() if column.kind == "outside"}
 
 
-def _elsewhere_lines(entrant: Entrant, label: str, columns: Sequence[Column]) -> Iterator[Line]:
+def _elsewhere_lines(entrant: TableEntry, label: str, columns: Sequence[Column]) -> Iterator[TableLine]:
     """One site's own model at every site, a row each, as in the paper's table 3."""
     runs = entrant.runs
     if runs[0].kind != "local" or entrant.unseen:
@@ -283,30 +338,33 @@ def _elsewhere_lines(entrant: Entrant, label: str, columns: Sequence[Column]) ->
     owners = elsewhere(Group(entrant.name, "local", tuple(runs)))
     for of in [column.site for column in columns if column.site in owners]:
         found = cells(_owned(run, label, of) for run in runs)
-        yield Line(f"{of} {title}", "elsewhere", len(runs), found, state=runs[0].optimizer_state)
+        yield TableLine(f"{of} {title}", "elsewhere", len(runs), found, state=runs[0].optimizer_state)
 
 
-def _owned(run: RunView, label: str, of: str) -> Entry:
+def _owned(run: RunView, label: str, of: str) -> ScoreEntry:
     found = by_case(run.best_rows, _about(run).model, _about(run).metric, label, "test", of)
     sites = {site: statistics.fmean(cases.values()) for site, cases in found.items()}
     if not sites:
-        return Entry()
+        return ScoreEntry()
     every = [value for cases in found.values() for value in cases.values()]
-    return Entry(sites=sites, site_mean=statistics.fmean(sites.values()), pooled=statistics.fmean(every))
+    return ScoreEntry(sites=sites, site_mean=statistics.fmean(sites.values()), pooled=statistics.fmean(every))
 
 
-def difference(row: Entrant, base: Entrant, label: str) -> Difference | None:
-    """Of two lines of a table, on the cases and seeds both have; None if there are none."""
-    both = [seed for seed in row.seeds if seed in base.seeds]
+def difference(row: TableEntry, base: TableEntry, label: str) -> Difference | None:
+    """The difference of two lines, on the cases and seeds that both have; None if there are none."""
+    both = [
+        seed for seed in row.seeds
+        if seed in base.seeds and all("site_mean" in one.entry(seed, label) for one in (row, base))
+    ]  # fmt: skip
     found = paired(row.cases(both, label), base.cases(both, label))
     if found is None:
         return None
     by_seed = {seed: row.entry(seed, label)["site_mean"] - base.entry(seed, label)["site_mean"] for seed in both}
     sd = statistics.stdev(by_seed.values()) if len(by_seed) > 1 else None
-    return Difference(found.difference, sd, found.low, found.high, found.p, found.cases, by_seed)
+    return Difference(found.difference, sd, found.low, found.high, found.p, found.cases, by_seed, found.single)
 
 
-def _columns(entrants: Sequence[Entrant], label: str) -> tuple[Column, ...]:
+def _columns(entrants: Sequence[TableEntry], label: str) -> tuple[Column, ...]:
     """The study's order of sites where it gives one; of sites left out in turn, the grid's."""
     turns = [standing.choice.row.settings[LEAVE_OUT] for e in entrants if e.unseen for standing in e.standings]
     if turns:
@@ -338,12 +396,19 @@ def json_papers(papers: Sequence[PaperTable]) -> list[dict[str, Any]]:
     return [{"whose": MARK, **asdict(paper)} for paper in papers]
 
 
-def _paper_grid(paper: PaperTable) -> list[list[Text]]:
-    def text(value: float | str) -> Text:
-        return Text((value or "–") if isinstance(value, str) else f"{value:.{paper.digits}f}")
+def _paper_grid(paper: PaperTable) -> list[list[TextCell]]:
+    def text(value: float | str) -> TextCell:
+        return TextCell((value or "–") if isinstance(value, str) else f"{value:.{paper.digits}f}")
 
-    head = [Text("as the paper names it"), *(Text(column) for column in paper.columns)]
-    return [head, *([Text(name), *(text(value) for value in values)] for name, values in paper.rows.items())]
+    head = [TextCell("as the paper names it"), *(TextCell(column) for column in paper.columns)]
+    return [head, *([TextCell(name), *(text(value) for value in values)] for name, values in paper.rows.items())]
+
+
+def _mean_text(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{spread}"
 
 
 def _stacked(text: str) -> str:
@@ -352,9 +417,9 @@ def _stacked(text: str) -> str:
 
 
 def rich_table(
-    title: str, grid: Sequence[Sequence[Text]], notes: Sequence[str] = (), dim: bool = False
+    title: str, grid: Sequence[Sequence[TextCell]], notes: Sequence[str] = (), dim: bool = False
 ) -> RenderableType:
-    """Title and notes stand outside the table, so that a narrow one does not break them."""
+    """A table without title and notes, which a narrow table would break."""
     from rich import box
     from rich.console import Group as Together
     from rich.table import Table
@@ -363,7 +428,7 @@ def rich_table(
     style = "dim" if dim else ""
     table = Table(box=box.SIMPLE_HEAD, style=style, padding=(0, 1, 0, 0), pad_edge=False)
     head, *body = grid
-    for i, cell in enumerate(head):  # folded, because a number cut short would be another number
+    for i, cell in enumerate(head):  # folded, because a truncated number would be another number
         table.add_column(
             RichText(cell.text), justify="right" if i else "left", overflow="fold", no_wrap=not i, style=style
         )
@@ -372,8 +437,8 @@ def rich_table(
     return Together(RichText(f"\n{title}", style="italic"), table, *(RichText(note, style="dim") for note in notes))
 
 
-def markdown_table(grid: Sequence[Sequence[Text]]) -> str:
-    def text(cell: Text) -> str:
+def markdown_table(grid: Sequence[Sequence[TextCell]]) -> str:
+    def text(cell: TextCell) -> str:
         plain = cell.text.replace("|", "\\|").replace("\n", " ")
         return f"**{plain}**" if cell.bold else plain
 

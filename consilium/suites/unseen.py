@@ -1,8 +1,8 @@
-"""Whom a selector asks at a site it has never seen: tables 5 and 11 of FedSM, at three thresholds.
+"""The selector's choices at a site that did not train: tables 5 and 11 of FedSM, at three thresholds.
 
-γ = 0 never asks the global model; the run's γ was chosen on the validation cases of the sites that trained; and
-`oracle_gamma` is the paper's best γ, chosen on the unseen site's own test cases, which nobody could do beforehand. It
-decides nothing here and is called by that name wherever it is shown.
+γ = 0 never uses the global model. The run's γ was chosen on the validation cases of the training sites. `oracle_gamma`
+is the paper's best γ, chosen on the unseen site's own test cases, which nobody can do in advance. It decides nothing
+here and always has that name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from consilium.analysis.analyse import analyse
 from consilium.analysis.opening import open_run
 from consilium.files import read_json
+from consilium.reports.comparing import cell
 from consilium.reports.reading import RunView
-from consilium.reports.tables import Cell, Text, called, cell
-from consilium.scores import MEAN
-from consilium.suites.planning import LEAVE_OUT, Row
-from consilium.suites.reading import PaperTable, Suite
+from consilium.reports.tables import Cell, TextCell, called
+from consilium.scores.means import MEAN
+from consilium.suites.planning import SuiteRow
+from consilium.suites.reading import LEAVE_OUT, PaperTable, Suite
 from consilium.suites.tables import (
-    Standing,
+    RowRuns,
     json_papers,
     markdown_papers,
     markdown_table,
@@ -38,8 +39,8 @@ GLOBAL = "global"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a selector did with an unseen site's test cases at one kind of threshold; means over seeds."""
+class UnseenResult:
+    """The selector's choices for an unseen site's test cases at one threshold; means over seeds."""
 
     site: str
     kind: str
@@ -55,7 +56,7 @@ class SelectionTable:
     method: str  # as its rows are called
     metric: str
     sites: tuple[str, ...]
-    lines: tuple[Asked, ...]
+    lines: tuple[UnseenResult, ...]
     papers: tuple[PaperTable, ...]
 
     @property
@@ -69,7 +70,7 @@ class SelectionTable:
             "site's own test cases, as in the paper; nobody could choose it beforehand, and nothing here depends on it."
         ]
 
-    def grid(self) -> list[list[Text]]:
+    def grid(self) -> list[list[TextCell]]:
         heads = ["unseen site", "threshold", "γ", "global model", *self.sites, called(self.metric)]
         body = [
             [
@@ -81,7 +82,7 @@ class SelectionTable:
             ]
             for line in self.lines
         ]
-        return [[Text(text) for text in texts] for texts in (heads, *body)]
+        return [[TextCell(text) for text in texts] for texts in (heads, *body)]
 
     def to_rich(self) -> list[RenderableType]:
         return [rich_table(self.title, self.grid(), self.notes), *rich_papers(self.papers)]
@@ -100,16 +101,16 @@ class SelectionTable:
 
 
 def selection_tables(
-    suite: Suite, standings: Sequence[Standing], say: Callable[[str], None]
+    suite: Suite, standings: Sequence[RowRuns], say: Callable[[str], None]
 ) -> tuple[SelectionTable, ...]:
     """One table per method with a threshold; empty where no site is left out in turn."""
     papers = tuple(paper for paper in suite.papers if paper.about == "selection")
-    methods: dict[str, list[Standing]] = defaultdict(list)
+    methods: dict[str, list[RowRuns]] = defaultdict(list)
     for standing in standings:
         settings = dict(standing.choice.row.settings)
         turn = settings.pop(LEAVE_OUT, None)
         if turn and standing.runs and all(_has_threshold(run) for run in standing.runs.values()):
-            methods[Row(standing.choice.row.method, settings).name].append(standing)
+            methods[SuiteRow(standing.choice.row.method, settings).name].append(standing)
     return tuple(_table(name, found, suite, papers, say) for name, found in methods.items())
 
 
@@ -119,9 +120,9 @@ def _has_threshold(run: RunView) -> bool:
 
 
 def _table(
-    name: str, standings: Sequence[Standing], suite: Suite, papers: tuple[PaperTable, ...], say: Callable[[str], None]
+    name: str, standings: Sequence[RowRuns], suite: Suite, papers: tuple[PaperTable, ...], say: Callable[[str], None]
 ) -> SelectionTable:
-    lines: list[Asked] = []
+    lines: list[UnseenResult] = []
     for standing in standings:
         sweeps = [_sweep(run, say) for run in standing.runs.values()]
         for site in standing.choice.row.settings[LEAVE_OUT]:
@@ -145,7 +146,7 @@ def _sweep(run: RunView, say: Callable[[str], None]) -> Mapping[str, Any]:
     return found
 
 
-def _asked(site: str, sweeps: Sequence[Mapping[str, Any]]) -> list[Asked]:
+def _asked(site: str, sweeps: Sequence[Mapping[str, Any]]) -> list[UnseenResult]:
     found = []
     for kind in KINDS:
         seen = [_at(sweep, site, kind) for sweep in sweeps]
@@ -155,12 +156,12 @@ def _asked(site: str, sweeps: Sequence[Mapping[str, Any]]) -> list[Asked]:
             for choice in choices
         }
         gammas, scores = tuple(gamma for gamma, _, _ in seen), [score for _, _, score in seen]
-        found.append(Asked(site, kind, gammas, shares, cell(scores)))
+        found.append(UnseenResult(site, kind, gammas, shares, cell(scores)))
     return found
 
 
 def _at(sweep: Mapping[str, Any], site: str, kind: str) -> tuple[float, Mapping[str, float], float]:
-    """γ, who was asked, and the score there."""
+    """γ, the shares of the chosen models, and the score."""
     oracle, chosen = sweep["oracle_gamma"][site], float(sweep["chosen"])
     if kind == "oracle_gamma":
         return oracle["gamma"], oracle["selection"], oracle["score"]

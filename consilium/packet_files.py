@@ -1,0 +1,222 @@
+"""A packet as a safetensors file, or as bytes: written in pieces, read on demand, checked by a digest."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import (
+    Any,
+    NamedTuple,
+    cast,
+)
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from consilium.files import write_parts
+from consilium.message_parsing import T
+from consilium.ranges import shortened
+from consilium.tree import Packet, PacketError, canonical_json, flatten, unflatten
+from consilium.weights import SMALL
+
+HEADER = "message"  # the single metadata key: with two, equal states would not be equal files
+DIGEST = "digest"  # in the header of stored files: of their whole content
+_CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+_TYPES = {code: kind for kind, code in _CODES.items()}
+
+
+def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
+    """The safetensors file of a packet, in pieces.
+
+    The library's `save_file` would hold all tensors in memory and copy those that are views of another file. So this
+    module writes files itself; the library validates and reads them.
+    """
+    table: dict[str, Any] = {"__metadata__": {HEADER: packet.header}}
+    end = 0
+    names = sorted(packet.tensors)
+    for name in names:
+        tensor = packet.tensors[name]
+        start, end = end, end + tensor.nbytes
+        table[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    head = json.dumps(table, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    yield len(head).to_bytes(8, "little") + head
+    row: list[Tensor] = []  # small tensors of one type become one piece
+    size = 0
+    for name in names:
+        tensor = packet.tensors[name]
+        if row and (tensor.dtype != row[0].dtype or size + tensor.nbytes > SMALL):
+            yield _bytes(row)
+            row, size = [], 0
+        row.append(tensor.contiguous().reshape(-1))
+        size += tensor.nbytes
+    if row:
+        yield _bytes(row)
+
+
+def _bytes(row: list[Tensor]) -> memoryview:
+    joined = torch.cat(row) if len(row) > 1 else row[0]
+    return joined.view(torch.uint8).numpy().data
+
+
+def write(packet: Packet, path: Path, durable: bool = False, private: bool = False, sync_name: bool = True) -> int:
+    """Write a packet as a safetensors file, completely or not at all; returns its size in bytes."""
+    return write_parts(pieces(packet), path, durable, private=private, sync_name=sync_name)
+
+
+class _Entry(NamedTuple):
+    """The position of a tensor in a file, from its header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+class _FileTensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, each read on demand; they are views of the mapped file."""
+
+    def __init__(self, path: Path) -> None:
+        with cast(Any, safe_open(path, framework="pt")) as checked:  # the library validates the file
+            self._views: dict[str, Tensor | None] = dict.fromkeys(checked.keys())
+            self.header: str | None = (checked.metadata() or {}).get(HEADER)
+        self._map = _mapped(path)
+        self._start = 8 + int.from_bytes(self._map[:8], "little")
+        table = json.loads(self._map[8 : self._start])
+        self._table = {n: _Entry(table[n]["dtype"], table[n]["shape"], table[n]["data_offsets"]) for n in self._views}
+        self._check(len(self._map) - self._start)
+
+    def _check(self, size: int) -> None:
+        """Check the table as read here: of a repeated name, the library may have checked the other entry."""
+        for name, (dtype, shape, (start, end)) in self._table.items():
+            if dtype not in _TYPES:
+                raise PacketError(f"'{name}' has numbers of the type {shortened(dtype)}, which no message has")
+            if not 0 <= start <= end <= size or end - start != math.prod(shape) * _TYPES[dtype].itemsize:
+                raise PacketError(f"'{name}' is not where its header says")
+
+    def again(self, path: Path) -> _FileTensors:
+        """The tensors of the same file, unchanged by writes to these; its table is not read again."""
+        fresh = copy.copy(self)
+        fresh._views, fresh._map = dict.fromkeys(self._views), _mapped(path)
+        return fresh
+
+    def __getitem__(self, name: str) -> Tensor:
+        view = self._views[name]
+        if view is None:
+            view = self._views[name] = self._view(*self._table[name])
+        return view
+
+    def _view(self, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+        """The same as the library's `get_tensor`, but faster: a model has many small tensors."""
+        start, kind, count = self._start + data_offsets[0], _TYPES[dtype], math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=kind)
+        if start % kind.itemsize:  # the tensor is not aligned
+            part = self._map[start : self._start + data_offsets[1]]
+            return torch.frombuffer(bytearray(part), dtype=kind).view(shape)
+        return torch.frombuffer(self._map, dtype=kind, count=count, offset=start).view(shape)
+
+    def forget(self, name: str) -> None:
+        """Release the pages of a large tensor; they are read again when needed."""
+        start, end = (self._start + offset for offset in self._table[name].data_offsets)
+        start += -start % mmap.PAGESIZE  # whole pages only
+        if end - start >= SMALL:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+            self._views[name] = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._views
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # a private view: nothing is written back
+
+
+def with_digest(packet: Packet) -> Packet:
+    """The packet with a digest of its header and tensors, for a stored file: `read` checks it."""
+    head = {key: value for key, value in json.loads(packet.header).items() if key != DIGEST}
+    return Packet(canonical_json({**head, DIGEST: _digest(head, packet.tensors)}), packet.tensors)
+
+
+def digest_of(packet: Packet) -> str | None:
+    """The digest in a packet's header, which `read` has checked; None for files of version 0.1, which have none."""
+    found = json.loads(packet.header).get(DIGEST) if _has_digest(packet) else None
+    return None if found is None else str(found)
+
+
+def _has_digest(packet: Packet) -> bool:
+    return f'"{DIGEST}":"' in packet.header
+
+
+def _check_digest(packet: Packet) -> None:
+    head = json.loads(packet.header)
+    if head.pop(DIGEST, None) != _digest(head, packet.tensors):
+        raise PacketError("its content is not what was written: it is damaged")
+
+
+def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    hasher = hashlib.sha256(canonical_json(head).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        hasher.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if isinstance(tensors, _FileTensors):
+            tensors.forget(name)  # the file is read once and not kept in memory
+    return hasher.hexdigest()
+
+
+def read_again(packet: Packet, path: Path) -> Packet:
+    """A packet that was read from this file, again in its stored form, for another receiver."""
+    assert isinstance(packet.tensors, _FileTensors)
+    return Packet(packet.header, packet.tensors.again(path))
+
+
+def read(path: Path) -> Packet:
+    """The packet in a file; its tensors stay in the file until they are used. Its digest is checked if it has one."""
+    try:
+        tensors = _FileTensors(path)
+    except FileNotFoundError as error:
+        raise PacketError(f"there is no file {path}") from error
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PacketError(f"{path} is damaged or not a safetensors file ({error})") from error
+    if tensors.header is None:
+        raise PacketError(f"{path} is a safetensors file, but consilium did not write it: it has no '{HEADER}' entry")
+    packet = Packet(tensors.header, tensors)
+    if _has_digest(packet):
+        try:
+            _check_digest(packet)
+        except (PacketError, ValueError, AttributeError, KeyError) as error:
+            raise PacketError(f"{path} is damaged: its digest is another") from error
+    return packet
+
+
+def save(item: Any, path: Path, durable: bool = False) -> None:
+    """Write a message to a file, with its digest."""
+    write(with_digest(flatten(item)), path, durable)
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Read a message of a known type from a file."""
+    try:
+        return unflatten(read(path), kind)
+    except PacketError as error:
+        raise PacketError(f"{path}: {error}") from error
+
+
+def to_bytes(packet: Packet) -> bytes:
+    return b"".join(pieces(packet))

@@ -1,0 +1,111 @@
+"""The origin of a run: its sites, their cases and the code. A run continues only with the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from consilium import __version__
+from consilium.data.profile import DataProfile, read_profile
+from consilium.errors import RunError
+from consilium.files import read_json, write_json
+from consilium.machine import origin
+from consilium.weights import SiteName
+
+FORMAT = 1  # of the run folder; later versions read older ones or reject them with a message
+
+
+class Origin:
+    """`origin.json` of a run folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.path = run, run / "origin.json"
+
+    def write(self, facts: Mapping[str, Any]) -> None:
+        write_json({"format": FORMAT, **origin(), **facts}, self.path)
+
+    def check_format(self) -> None:
+        if not self.path.exists():
+            return
+        facts = read_json(self.path)
+        if facts.get("format") != FORMAT:
+            made = facts.get("versions", {}).get("consilium", "an unknown version")
+            raise RunError(
+                f"{self.run} was made by consilium {made} in format {facts.get('format')}; this is {__version__}, "
+                f"which reads format {FORMAT}. Use that version, or start the study again."
+            )
+
+    def check(self, facts: Mapping[str, Any], new: Collection[SiteName] = ()) -> None:
+        """Reject other sites, cases or plug-in files than at the start of the run; `new` sites may differ."""
+        before = read_json(self.path) if new else {}
+        kept = {
+            key: {**facts[key], **{name: before[key][name] for name in new if name in before[key]}}
+            for key in ("members", "sites")
+            if new
+        }
+        if changed := differences(self.run, {**facts, **kept}):
+            raise RunError(
+                f"what {self.run} began with has changed: {'; '.join(changed)}. Restore it, or start the study again "
+                "with `consilium run STUDY.toml --again`."
+            )
+
+    def trained_on(self) -> DataProfile | None:
+        """The ranges of the training images; None for a run of 0.1, which did not record them."""
+        return read_profile(read_json(self.path).get("distribution")) if self.path.exists() else None
+
+    def left_out(self) -> dict[SiteName, str]:
+        """The sites that could not take part at the start of the run, with the reasons."""
+        return dict(read_json(self.path).get("left_out", {})) if self.path.exists() else {}
+
+
+def differences(run: Path, now: Mapping[str, Any]) -> list[str]:
+    """Differences from the start of the run, in words: `sites` with their facts, `members`, `plugins` by file.
+
+    Only facts that both have are compared. A run of 0.1 did not record its plug-in files.
+    """
+    path = run / "origin.json"
+    if not path.exists():
+        return []
+    before, now = read_json(path), json.loads(json.dumps(now))
+    out = before.get("left_out", {})  # they were there too, but did not take part
+    found = _site_changes(
+        before.get("sites", {}), {name: now["sites"][name] for name in now["sites"] if name not in out}
+    )
+    if not found and "members" in now:
+        found = _site_changes(before.get("members", {}), now["members"])
+    old, new = before.get("plugins"), now.get("plugins", {})
+    if old is not None:
+        changed = sorted(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
+        found += [f"the plug-in file {file} {'is another' if file in new else 'is gone'}" for file in changed]
+    return found
+
+
+def same_site(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> bool:
+    """Whether a site reports the same facts as before; a newer version may report more."""
+    if old is None or new is None:
+        return old is new
+    return not _site_changes({"": old}, {"": json.loads(json.dumps(new))})
+
+
+def _site_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found = [f"site '{name}' is new" for name in sorted(new.keys() - old.keys())]
+    found += [f"site '{name}' is gone" for name in sorted(old.keys() - new.keys())]
+    for name in sorted(old.keys() & new.keys()):
+        before, now = ({"unlabelled": 0, **facts[name]} for facts in (old, new))
+        both = (before.keys() & now.keys()) - {"version", "study"}  # a newer version may continue, and may report more
+        keys = {key for key in both if before[key] != now[key]}
+        if keys:
+            found.append(f"site '{name}' has other {_kind_of_change(keys, before, now)}")
+    return found
+
+
+def _kind_of_change(keys: set[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if "cases" in keys:
+        return f"cases ({new['cases']}, it had {old['cases']})"
+    if "table" in keys:
+        return "cases, patients or splits in its table"
+    if "labels" in keys:
+        return f"labels ({', '.join(new['labels'])}, it had {', '.join(old['labels'])})"
+    return "images or masks" if "arrays" in keys else "cases, labels or preprocessing"
