@@ -21,20 +21,32 @@ if TYPE_CHECKING:
 
 REPEATS, QUICK = 7, 3
 BENCHMARKS = {  # the module is imported when it is asked for
+    "weight": "weight:package",
     "help": "command:help_page",
+    "startup": "startup:first_step",
+    "growth": "growth:more_sites",
+    "peers": "side_by_side:fedavg",
     "overhead": "overhead:empty_rounds",
     "rounds": "rounds:thousand_rounds",
     "digests": "digests:checked_reads",
     "memory": "memory:many_sites",
+    "loading": "loading:batches_and_patches",
+    "volumes": "volumes:few_volumes",
     "demo": "training:at_demo_sizes",
     "first-try": "training:against_first_try",
     "long": "training:long_rounds",
     "apple": "apple:local_steps",
+    "dp": "dp:private_steps",
     "susam": "sharpness:sparse_steps",
     "teachers": "teachers:labelled_rounds",
     "fedsm": "training:three_models",
     "federation": "federation:deployed_rounds",
     "large": "federation:large_messages",
+    "slow-link": "slow_link:slow_rounds",
+}
+PLACES = {  # of what is no dependency of ours; for `peers`
+    "flower-python": "the interpreter of an environment with benchmarks/peers/requirements-flower.txt",
+    "flare-python": "the interpreter of an environment with benchmarks/peers/requirements-flare.txt",
 }
 Benchmark = Callable[[Path, int], "list[Measured]"]
 
@@ -53,7 +65,12 @@ def run(folder: Path) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} repeats instead of {REPEATS}")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    for name, what in PLACES.items():
+        parser.add_argument(f"--{name}", metavar="PATH", help=what)
     options = parser.parse_args()
+    for name in PLACES:
+        if value := getattr(options, name.replace("-", "_")):
+            os.environ[f"BENCH_{name.replace('-', '_').upper()}"] = value
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"there is no benchmark {min(unknown)!r}; choose from {', '.join(BENCHMARKS)}")

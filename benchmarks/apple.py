@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring import Clock, Measured, Repeat, Spent, load, median_ratio, typical
-from consilium.learning.fit import optimizer
 from consilium.learning.mixture import Mixture
+from consilium.learning.optimizers import optimizer
+from consilium.local_training import Local
 from consilium.networks.cnn import CNN
 from consilium.networks.unet import UNet
-from consilium.site import Local
 
 SITES = 12
 HOW = Local(optimizer="sgd", momentum=0.9, lr=0.01)

@@ -25,11 +25,12 @@ from nvflare.apis.signal import Signal
 
 from benchmarks.measuring import Measured, load, peak_of_tree
 from benchmarks.small import SITES, small_study, write_small
-from consilium.federation.office import Office, open_office
+from consilium.federation.admin import AdminClient, open_admin
 from consilium.federation.supervisor import prepare, start
-from consilium.federation.trial import START, Local, settle, stopped_by_signals
+from consilium.federation.trial import START, LocalFederation, settle, stopped_by_signals
+from consilium.packet_files import to_bytes
 from consilium.study import Study
-from consilium.tree import flatten, to_bytes
+from consilium.tree import flatten
 
 COUNT = 6
 TOPIC = "echo"
@@ -98,10 +99,10 @@ def deployed_rounds(folder: Path, repeats: int) -> list[Measured]:
     study = small_study(data, "benchmarks.nothing:Drift", COUNT, rounds=1 + repeats)
     size = len(to_bytes(flatten(study.method.send(_server(study), None, None))))
     local = settle(study, SITES[:COUNT], folder / "federation")
-    with _processes(local, "benchmarks.nothing:Drift") as office:
-        _submit_study(office, study)
-    with _processes(local) as office:
-        _submit_echo(office, folder, size, repeats)
+    with _processes(local, "benchmarks.nothing:Drift") as admin:
+        _submit_study(admin, study)
+    with _processes(local) as admin:
+        _submit_echo(admin, folder, size, repeats)
     ours = median(_rounds(local)[1:])
     theirs = median(json.loads((local.kits["server"] / FOUND).read_text()))
     what = f"a deployed round of {COUNT} sites that train nothing, 30 MB of weights"
@@ -122,10 +123,10 @@ def large_messages(folder: Path, repeats: int) -> list[Measured]:
     size = study.method.megabytes * (1 << 20)
     local = settle(study, SITES[:1], folder / "large")
     with (
-        _processes(local, "benchmarks.nothing:Bulk") as office,
+        _processes(local, "benchmarks.nothing:Bulk") as admin,
         peak_of_tree(local.processes["server"].pid) as peak,
     ):
-        _submit_study(office, study)
+        _submit_study(admin, study)
     seconds = _rounds(local)[-1]
     what = "the server's memory while 1 GB goes to a site and back"
     facts = {"seconds for a round": seconds, "load": load()}
@@ -136,12 +137,12 @@ def large_messages(folder: Path, repeats: int) -> list[Measured]:
 
 
 @contextmanager
-def _processes(local: Local, method: str = "") -> Iterator[Office]:
+def _processes(local: LocalFederation, method: str = "") -> Iterator[AdminClient]:
     """Server and sites until the block ends: ours, all of which allow `method`, or else NVIDIA FLARE's own."""
     with stopped_by_signals(), ExitStack() as stack:
         stack.callback(local.end)
         for name, kit in local.kits.items():
-            if name == "office":
+            if name == "admin":
                 continue
             kind = "server" if name == "server" else "site"
             hospital = None if kind == "server" else local.hospital(name)
@@ -154,9 +155,9 @@ def _processes(local: Local, method: str = "") -> Iterator[Office]:
                 flare = "server" if kind == "server" else "client"
                 arguments[3:5] = [f"nvflare.private.fed.app.{flare}.{flare}_train"]
             local.processes[name] = start(kit, arguments, variables)
-        office = stack.enter_context(open_office(local.kits["office"], START))
-        office.wait_for(office.sites, START)
-        yield office
+        admin = stack.enter_context(open_admin(local.kits["admin"], START))
+        admin.wait_for(admin.sites, START)
+        yield admin
 
 
 def _reopen(kit: Path) -> None:
@@ -174,15 +175,15 @@ def _reopen(kit: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "internal": internal}))
 
 
-def _submit_study(office: Office, study: Study) -> None:
-    job = office.submit(study)
-    office.wait(job, 1800.0)
-    outcome = office.outcome(job)
+def _submit_study(admin: AdminClient, study: Study) -> None:
+    job = admin.submit(study)
+    admin.wait(job, 1800.0)
+    outcome = admin.outcome(job)
     if outcome["state"] != "finished":
         raise RuntimeError(outcome["said"])
 
 
-def _rounds(local: Local) -> list[float]:
+def _rounds(local: LocalFederation) -> list[float]:
     """Seconds from one round's end to the next."""
     (journal,) = local.runs.glob("*/journal.jsonl")
     events = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -190,7 +191,7 @@ def _rounds(local: Local) -> list[float]:
     return [(after - before).total_seconds() for before, after in itertools.pairwise(ends)]
 
 
-def _submit_echo(office: Office, folder: Path, size: int, rounds: int) -> None:
+def _submit_echo(admin: AdminClient, folder: Path, size: int, rounds: int) -> None:
     config = folder / "echo" / "app" / "config"
     config.mkdir(parents=True, exist_ok=True)
     server = {"id": "run", "path": "benchmarks.federation.EchoServer", "args": {"size": size, "rounds": rounds}}
@@ -199,4 +200,4 @@ def _submit_echo(office: Office, folder: Path, size: int, rounds: int) -> None:
     (config.parent.parent / "meta.json").write_text(json.dumps(meta))
     (config / "config_fed_server.json").write_text(json.dumps({"format_version": 2, "workflows": [server]}))
     (config / "config_fed_client.json").write_text(json.dumps({"format_version": 2, "executors": [site]}))
-    office.wait(office.session.submit_job(str(config.parent.parent)), 1800.0)
+    admin.wait(admin.session.submit_job(str(config.parent.parent)), 1800.0)

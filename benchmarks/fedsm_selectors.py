@@ -25,18 +25,23 @@ from typing import Any
 
 import torch
 
-from consilium import simulation, tree
+from consilium import packet_files, simulation
 from consilium.data.phantoms import write_phantom
 from consilium.federation.forecasting import forecast_study
 from consilium.learning.fit import Job, fit
-from consilium.method import Best, Valid, timeline
-from consilium.methods.fedsm import FedSM, pulled
+from consilium.method import Best, Valid
+from consilium.methods.fedsm import FedSM
+from consilium.methods.personaliser import pulled
 from consilium.methods.routing import SuperModel
 from consilium.methods.selector import merged_selector, selector_job, selector_reply
-from consilium.site import OneModel, Predictor, Site, SiteCard
-from consilium.study import Study, load_study
+from consilium.predictor import OneModel, Predictor
+from consilium.site import Site
+from consilium.site_opening import open_worker, site_facts
+from consilium.study import Study
+from consilium.study_reading import load_study
+from consilium.timeline import timeline
+from consilium.validation import members_of
 from consilium.weights import mean
-from consilium.worker import members_of, open_worker, site_facts
 
 NETWORKS = ("synchronised", "moments", "paper")
 STOPS, EVERY = (20, 60, 150), 5
@@ -93,8 +98,7 @@ class Setting:
     def sites(self, study: Study) -> dict[str, Site]:
         federation = study.federation()
         names = members_of(study, federation)
-        facts = [site_facts(study, federation, name) for name in names]
-        roster = {f["name"]: SiteCard(f["name"], i, f["n"], tuple(f["labels"])) for i, f in enumerate(facts)}
+        roster = {name: site_facts(study, federation, name)[0].card(name, i) for i, name in enumerate(names)}
         return {
             name: open_worker(study, federation, name, roster, self.to / "sites" / self.name / name).site
             for name in names
@@ -153,7 +157,7 @@ def train(setting: Setting) -> None:
             best[training] = method.keep(best[training], now) if training in best else now
             if round.number in STOPS:
                 setting.state(training, round.number).parent.mkdir(parents=True, exist_ok=True)
-                tree.save(best[training].server, setting.state(training, round.number))
+                packet_files.save(best[training].server, setting.state(training, round.number))
         if round.number % 10 == 0:
             seconds = time.perf_counter() - began
             print(f"{setting.name} round {round.number}: {seconds:.0f} s, " + ", ".join(
@@ -216,7 +220,7 @@ def evaluate(setting: Setting) -> None:
         for training in ("discriminant", *NETWORKS):
             method = FedSM(selector_training=training)
             state = setting.state("synchronised" if training == "discriminant" else training, stop)
-            server: Any = tree.load(state, FedSM.Server)
+            server: Any = packet_files.load(state, FedSM.Server)
             began = time.perf_counter()
             for phase, round in timeline(method, stop):
                 if not phase.counts:
@@ -249,7 +253,7 @@ def of_super(method: FedSM, server: Any, sites: Mapping[str, Site], split: str) 
             routes = model.routes(batch.images, batch.volume)
             for i in range(1 if batch.volume else len(batch.cases)):
                 right.append(float(model.classes[int(routes.chances[i].argmax())] == name))
-                unlike.append(float(bool(routes.unlike[i])))
+                unlike.append(float(bool(routes.outliers[i])))
         found["routed"].append(statistics.fmean(right))
         found["unlike"].append(statistics.fmean(unlike))
         parts = {"super": model, "global": model.fallback, "personal": model.personal[name]}

@@ -59,6 +59,7 @@ class Spent:
 
     seconds: float
     chain: float  # processor time of this process and of the busiest other: the seconds a quiet machine would need
+    own: float = 0.0  # processor time of this process
 
 
 Repeat = Sequence[Spent]  # the rounds of one repeat
@@ -76,7 +77,8 @@ class Clock:
 
     def stop(self) -> Spent:
         wall, own = time.perf_counter() - self._wall, time.process_time() - self._own
-        return Spent(wall, own + max((now - then for now, then in zip(self._now(), self._each)), default=0.0))
+        most = max((now - then for now, then in zip(self._now(), self._each)), default=0.0)
+        return Spent(wall, own + most, own)
 
     def _now(self) -> list[float]:
         times = [process.cpu_times() for process in self._others]

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from consilium.method import GlobalModel, Method, message
-from consilium.site import OneModel, Predictor, Roster, Round, Site, SiteCard, Task
+from consilium.predictor import OneModel, Predictor
+from consilium.site import Roster, Round, Site, SiteCard
+from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
 
 

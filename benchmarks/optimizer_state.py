@@ -21,12 +21,14 @@ from typing import Any
 
 from consilium import simulation
 from consilium.data.phantoms import write_phantom
-from consilium.data.site_folder import Case, write_federation_toml, write_site
+from consilium.data.site_folder import Case
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.demo import CASES, SIZE
 from consilium.reports.reading import read_run
 from consilium.run_folder import RunFolder
-from consilium.scores import summarise
-from consilium.study import Study, make_study
+from consilium.scores.means import summarise
+from consilium.study import Study
+from consilium.study_reading import make_study
 
 METHODS = ("fedsm", "local", "pooled")
 STATES = ("kept", "fresh")

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from consilium.data.cache import SiteArrays, open_site
 from consilium.randomness import numpy_generator, torch_generator
-from consilium.study import Study, load_study
+from consilium.study import Study
+from consilium.study_reading import load_study
 
 
 @dataclass(frozen=True)

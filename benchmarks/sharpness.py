@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Clock, Measured, Repeat, Spent, load, median_ratio, typical
 from consilium.learning.cmidg import cmidg
-from consilium.learning.fit import optimizer
+from consilium.learning.optimizers import optimizer
 from consilium.learning.sharpness import explored, flat, masked, momentum, moved, perturbation, top
+from consilium.local_training import Local
 from consilium.networks.plain_unet import PlainUNet
 from consilium.networks.unet import UNet
-from consilium.site import Local
 
 HOW = Local(optimizer="adamw", lr=1e-4)
 LABELS = 5

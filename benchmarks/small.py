@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from consilium.data.site_folder import Case, write_federation_toml, write_site
-from consilium.study import Study, make_study
+from consilium.data.site_folder import Case
+from consilium.data.site_writing import write_federation_toml, write_site
+from consilium.study import Study
+from consilium.study_reading import make_study
 
 SITES = tuple(f"site{number:02d}" for number in range(24))
 WIDTHS = (36, 72, 140, 272, 544)  # a U-Net of 30 MB in 97 tensors, the largest 10.7 MB

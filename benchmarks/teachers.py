@@ -13,13 +13,19 @@ import torch
 from benchmarks.measuring import Clock, Measured, Repeat, Spent, load, median_ratio, typical
 from consilium import simulation
 from consilium.data.phantoms import write_phantom
-from consilium.study import Study, make_study
+from consilium.study import Study
+from consilium.study_reading import make_study
 
 CASES, PIXELS = 40, 32
 ROUNDS = 3  # in a repeat
 LIMIT = 1.10
 PLAIN = "FedAvg on complete labels"
-OFF = {"scheduler": "none", "arce": 0.0, "parts": "none", "gmt": "pretrained", "sharpness": "none"}
+OFF = {
+    "noise": {"arce": 0.0},
+    "uncertainty": {"scheduler": "none", "parts": "none"},
+    "main_teacher": {"labels": "pretrained"},
+    "sharpness": {"strategy": "none"},
+}
 
 
 def labelled_rounds(folder: Path, repeats: int) -> list[Measured]:
@@ -37,12 +43,12 @@ def _compare(folder: Path, repeats: int) -> list[Measured]:
     if not data.exists():
         write_phantom("abdomen", data, CASES, PIXELS, 0)
     rounds = 2 + repeats * ROUNDS  # the first makes the teachers' labels, after the last the run is scored
-    one = {"teacher_rounds": 1}
-    weighed = {**OFF, "scheduler": "tail-shift", "ws_end": float(rounds)}
+    one = {"teachers": {"rounds": 1}}
+    weighed = {**OFF, "uncertainty": {"scheduler": "tail-shift", "weigh_until": float(rounds), "parts": "none"}}
     studies = {
         PLAIN: _study(data, rounds, {"name": "fedavg"}, {"word": "all", "abdomenct1k": "all", "amos": "all"}),
         "cached": _study(data, rounds, {"name": "fedavg-pl", **one}),
-        "live": _study(data, rounds, {"name": "fedavg-pl", "teachers": "live", **one}),
+        "live": _study(data, rounds, {"name": "fedavg-pl", "teachers": {"rounds": 1, "labels": "live"}}),
         "doubt": _study(data, rounds, {"name": "ufps", **weighed, **one}),
     }
     turns = {name: _Turn(study, folder / f"runs-{name.split()[0]}") for name, study in studies.items()}

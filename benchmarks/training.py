@@ -14,9 +14,11 @@ from benchmarks.measuring import Clock, Interleaved, Laps, Measured, Rival, load
 from benchmarks.plain import BareLoop, FirstTry, ThreeLoops
 from consilium import simulation
 from consilium.data.phantoms import write_phantom
-from consilium.demo import CASES, SIZE, study_file
+from consilium.demo import CASES, SIZE
 from consilium.machine import default_workers
-from consilium.study import Study, load_study
+from consilium.ready_studies import folder_of_studies
+from consilium.study import Study
+from consilium.study_reading import load_study
 from consilium.weights import Weights
 from consilium.wires.processes import Pool
 
@@ -86,7 +88,7 @@ def _study(
         "local.optimizer_state": '"fresh"',  # as the bare loops do it
         **(more or {}),
     }
-    return load_study(study_file(file), [f"{key}={value}" for key, value in changes.items()])
+    return load_study(folder_of_studies() / file, [f"{key}={value}" for key, value in changes.items()])
 
 
 def _file(study: Study, folder: Path) -> Path:
