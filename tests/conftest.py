@@ -6,9 +6,27 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: toys are too small to share between threads
+
 import pytest
 
 from tests.toy import write_organs, write_toy
+
+TESTS = Path(__file__).parent
+ONE_PROCESS = ("analysis", "architecture", "cli", "reports")  # folders whose files share runs or parsed sources
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tests of a file, or of a folder with shared runs, go to one process: what they share is made once."""
+    for item in items:
+        place = item.path.relative_to(TESTS)
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(place.parts[0] if place.parts[0] in ONE_PROCESS else str(place)))
+        if getattr(config.option, "loadgroup", False) and hasattr(item, "_id"):
+            # xdist 3.8 writes the group to `_nodeid`, which pytest reads no longer since 9.2: groups would be ignored
+            mark = item.get_closest_marker("xdist_group")
+            item._id = type(item._id).parse(f"{item.nodeid}@{mark.args[0]}")
 
 
 @pytest.fixture(scope="session", autouse=True)

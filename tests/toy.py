@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from consilium.data.site_folder import Case, write_federation_toml, write_site
-from consilium.study import Study, make_study
-
-SIZES = {"ada": (8, 3, 3), "bea": (12, 3, 3), "cid": (10, 3, 3)}  # training, validation, test cases
-TOY_FIELDS = {"pfedme": {"strength": 1.0, "inner_lr": 0.3, "lr": 0.5}}  # a few steps must show that it learns
-PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5}
-
-
-def draw(site: str, index: int) -> tuple[np.ndarray, np.ndarray]:
-    """A blob on a noisy ground; sites differ in contrast, size and noise."""
-    rng = np.random.default_rng([list(SIZES).index(site), index])
-    y, x = np.mgrid[:16, :16]
-    number = list(SIZES).index(site)
-    radius = rng.uniform(2, 3) + number
-    mask = (y - rng.uniform(5, 11)) ** 2 + (x - rng.uniform(5, 11)) ** 2 < radius**2
-    bright = 80 + 60 * number
-    image = rng.normal(60, 8 + 6 * number, (16, 16)) + mask * (bright if number != 1 else -50)
-    return np.clip(image, 0, 255).astype(np.uint8), mask.astype(np.uint8)
-
-
-def write_toy(folder: Path) -> Path:
-    """The toy federation as site folders."""
-    write_federation_toml(folder, "segmentation", ["blob"], 2, 1)
-    for site, counts in SIZES.items():
-        cases, index = [], 0
-        for sub in ("images", "labels"):
-            (folder / site / sub).mkdir(parents=True)
-        for split, count in zip(("train", "valid", "test"), counts):
-            for _ in range(count):
-                image, mask = draw(site, index)
-                name = f"{site}{index:03d}"
-                paths = [folder / site / sub / f"{name}.png" for sub in ("images", "labels")]
-                Image.fromarray(image).save(paths[0])
-                Image.fromarray(mask).save(paths[1])
-                cases.append(Case(name, f"p{index}", split, paths[0], paths[1]))
-                index += 1
-        write_site(folder, site, cases)
-    return folder
-
+from consilium.data.site_folder import Case
+from consilium.data.site_writing import write_federation_toml, write_site
+from consilium.toy_federation import PLAIN_SGD, SIZES, TOY_FIELDS, draw, toy_study, write_toy
 
 ANNOTATED = {"ada": ("round",), "bea": ("square",), "cid": ("round", "square")}
+__all__ = ["PLAIN_SGD", "SIZES", "TOY_FIELDS", "draw", "toy_study", "write_organs", "write_toy"]
 VALUE = {"round": 1, "square": 2}
 SPLITS = ("train", "train", "train", "valid", "test")
 
@@ -93,20 +57,3 @@ def write_organs(
             cases.append(Case(f"{site}{index}", f"p{index}", split, paths[0], paths[1] if known else None))
         write_site(folder, site, cases, labels)
     return folder
-
-
-def toy_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study:
-    """A study of three rounds on the toy task; changes are written `local__lr=0.1`, None takes a key away."""
-    tables: dict[str, dict[str, Any]] = {
-        "study": {"rounds": 3, "score_every": 2},
-        "data": {"federation": str(federation)},
-        "task": {"widths": [4, 8], "residual_units": 1, "selector_widths": [4, 8]},
-        "local": {"batch_size": 2, "lr": 0.01, **(PLAIN_SGD if method == "scaffold" else {})},
-        "method": {"name": method, **TOY_FIELDS.get(method, {})},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        tables.setdefault(section, {})[name] = value
-        if value is None:
-            del tables[section][name]
-    return make_study(tables)

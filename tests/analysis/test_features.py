@@ -13,7 +13,7 @@ from torch import nn
 from consilium.analysis.features import laid_out, selector_features, separation
 from consilium.analysis.opening import Runs
 from consilium.errors import UserError
-from consilium.methods.routing import NetworkRouter, penultimate
+from consilium.methods.routers import NetworkRouter, penultimate
 from tests.toy import SIZES
 
 SITES = ["ada"] * 12 + ["bea"] * 12 + ["cid"] * 12

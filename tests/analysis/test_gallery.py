@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from consilium.analysis import figures
+from consilium.analysis import gallery
 from consilium.analysis.gallery import Count, counts, examples, to_json, to_markdown
 from consilium.analysis.opening import OpenRun, Runs
-from consilium.data.site_folder import Case, write_federation_toml, write_site
+from consilium.data.site_folder import Case
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.site import Round
 from tests.toy import SIZES, toy_study
 
@@ -39,7 +40,7 @@ def test_an_example_of_every_site(finished: Mapping[str, Path]) -> None:
         ("cid", "cid000", True),
     ]
     assert all(one.image.shape == (16, 16) and one.outlines["blob"].any() for one in found)
-    assert len(figures.gallery(found, counts(run)).axes) == 6
+    assert len(gallery.gallery(found, counts(run)).axes) == 6
 
 
 def write_volumes(folder: Path) -> OpenRun:
@@ -70,4 +71,4 @@ def test_volumes_are_counted_in_slices_of_their_own_grid(tmp_path: Path) -> None
     assert example.image.shape == (8, 8)
     assert example.note in ("slice 1 of 4", "slice 2 of 4")  # five slices became four
     assert example.outlines["blob"].sum() == 16
-    figures.count_bars(table, [])
+    gallery.count_bars(table, [])

@@ -14,7 +14,8 @@ from torch.func import functional_call
 
 from consilium.analysis.hessian import Curvature, curvature, lanczos, largest, products, to_markdown
 from consilium.analysis.probing import Probe
-from consilium.site import Batch, Task
+from consilium.batch import Batch
+from consilium.task import Task
 from tests.learning.small import Line, batch
 
 

@@ -13,9 +13,10 @@ import torch
 
 from consilium.analysis.analyse import analyse
 from consilium.analysis.finding import Options
-from consilium.analysis.loss_surface import direction, plane
+from consilium.analysis.landscape import plane
+from consilium.analysis.loss_surface import direction
 from consilium.analysis.opening import Runs
-from consilium.analysis.overlays import Shown, projections, scores, shown_cases, slices
+from consilium.analysis.overlays import OverlayCase, projections, scores, shown_cases, slices
 from consilium.analysis.probing import training_batches
 from consilium.analysis.similarity import features, linear_cka
 from consilium.analysis.steepness import relative_difference
@@ -109,7 +110,7 @@ def test_likeness_between_runs_and_after_a_round(finished: Mapping[str, Path], t
     values = [value for by in one["layers"].values() for value in by.values()]
     assert all(0 < value <= 1 + 1e-9 for value in values) and min(values) < 1 - 1e-6
     assert (finished["fedavg"] / "journal.jsonl").read_bytes() == before
-    with pytest.raises(RunError, match="do not train a shared model"):
+    with pytest.raises(RunError, match="train no shared model"):
         analyse([finished["local"]], ["similarity"], tmp_path / "none", QUICK)
 
 
@@ -134,7 +135,7 @@ def test_volumes_are_shown_where_most_labels_are_and_from_the_front() -> None:
     truth = np.zeros((3, 4, 8, 8), dtype=bool)
     truth[0, 1, 2:6, 2:6] = truth[0, 2, 2:7, 2:7] = True
     truth[1, 1, 6:8, :2] = True
-    one = Shown("ada", "a1", np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32), truth,
+    one = OverlayCase("ada", "a1", np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32), truth,
                 ("liver", "spleen"), {"FedAvg": truth & (np.arange(8) < 4)})  # fmt: skip
     labels = ("liver", "spleen", "kidney")
     found = scores([one], labels)

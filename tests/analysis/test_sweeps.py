@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from consilium.analysis.gamma_sweep import FINE_GRID, GammaSweep, Routed, gamma_sweep
+from consilium.analysis.lambda_sweep import is_lambda_sweep, lambda_sweep
 from consilium.analysis.opening import Runs
-from consilium.analysis.sweeps import FINE_GRID, GammaSweep, Routed, gamma_sweep, is_lambda_sweep, lambda_sweep
 from consilium.errors import RunError
 from consilium.methods.routing import GRID
-from consilium.scores import selection
+from consilium.scores.views import selection
 
-#            site, outside, split, case, likes, sure, by_global, by_personal
+#            site, outside, split, case, top_site, sure, by_global, by_personal
 CASES = (
     Routed("ada", False, "test", "1", "ada", 0.9, 0.5, 0.8),
     Routed("ada", False, "test", "2", "bea", 0.4, 0.6, 0.2),
@@ -65,9 +66,9 @@ def test_at_the_runs_gamma_the_sweep_is_the_run(finished: Mapping[str, Path], na
     inside, outside = (sweep.selection("test", sweep.chosen, outside=o) for o in (False, True))
     assert inside | outside == selection(view.best_rows, "test")
     assert sorted(sweep.oracle_gamma) == run.guests
-    # calibration looked for the best pooled validation score on a part of this grid
-    pooled = [sum(case.score(gamma) for cases in sweep.of("valid").values() for case in cases) for gamma in GRID]
-    assert pooled[GRID.index(sweep.chosen)] == pytest.approx(max(pooled), abs=1e-6)
+    # calibration looked for the best validation site mean on a part of this grid
+    means = dict(zip(sweep.grid, sweep.site_mean("valid")))
+    assert means[sweep.chosen] == pytest.approx(max(means[gamma] for gamma in GRID), abs=1e-6)
 
 
 def test_runs_that_differ_in_more_are_no_lambda_sweep(finished: Mapping[str, Path], tmp_path: Path) -> None:

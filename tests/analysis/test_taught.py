@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,19 +17,21 @@ from consilium.analysis import ablation, label_curves, pseudo_labels
 from consilium.analysis.agreement import branch, percent, shared
 from consilium.analysis.analyse import ANALYSES, analyse
 from consilium.analysis.finding import Options
+from consilium.analysis.labelled_cases import GLOBAL, REFINED, TEACHERS, Labelled
 from consilium.analysis.opening import OpenRun, Runs, open_run
 from consilium.analysis.probing import models_at, network_of, training_batches
-from consilium.analysis.pseudo_labels import GLOBAL, REFINED, TEACHERS, Labelled, Quality
+from consilium.analysis.pseudo_labels import Quality
 from consilium.errors import RunError, StudyError
 from consilium.learning.main_teacher import refined
 from consilium.learning.noisy_labels import left_out, reverse_cross_entropy, reverse_factor
-from consilium.learning.pseudo_labels import maps_of, opinions, said, with_truth
-from consilium.method import timeline
+from consilium.learning.pseudo_labels import combined_labels, maps_of, teacher_outputs, with_truth
 from consilium.methods.ufps import UFPS
+from consilium.methods.ufps_modules import LabelNoise, MainTeacher, TeacherUncertainty, begun
 from consilium.reports.findings import findings
 from consilium.reports.grouping import groups
-from consilium.reports.reading import read_run
+from consilium.reports.reading import Curve, read_run
 from consilium.simulation import run
+from consilium.timeline import timeline
 from tests.toy import toy_study, write_organs
 
 pytestmark = pytest.mark.xdist_group("analysis")  # what its tests share is made once
@@ -40,11 +43,11 @@ TRAINED = {"study__rounds": 2, "study__score_every": 1, "data__test_masks": "com
 def made(organs: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """UFPS whose main teacher is heard in the second round, and FedAvg* with two seeds."""
     runs = tmp_path_factory.mktemp("taught")
-    ufps = {"study__keep_rounds": "all", "method__teacher_rounds": 3, "method__gmt_from": 2.0}
+    ufps = {"study__keep_rounds": "all", "method__teachers__rounds": 3, "method__main_teacher__start": 2.0}
     studies = {
         "ufps": toy_study(organs, "ufps", **TRAINED, **ufps),
-        "pl": toy_study(organs, "fedavg-pl", **TRAINED, method__teacher_rounds=3),
-        "pl-1": toy_study(organs, "fedavg-pl", **TRAINED, method__teacher_rounds=3, study__seed=1),
+        "pl": toy_study(organs, "fedavg-pl", **TRAINED, method__teachers__rounds=3),
+        "pl-1": toy_study(organs, "fedavg-pl", **TRAINED, method__teachers__rounds=3, study__seed=1),
     }
     return {name: run(study, runs, workers=0).folder for name, study in studies.items()}
 
@@ -69,12 +72,12 @@ def test_quality_by_hand() -> None:
     refined = torch.tensor([2, 2, 0, 0, 0, 1])
     ignored = torch.tensor([False, False, True, False, True, False])
     one = Labelled("a", truth, truth, {TEACHERS: teachers, REFINED: refined}, ignored, teachers, None)
-    found = pseudo_labels._judged(one, {"square": 2, "ring": 3})
+    found = pseudo_labels._case_quality(one, {"square": 2, "ring": 3})
     assert set(found) == {"square"}  # the truth has no ring
     assert found["square"][TEACHERS] == pytest.approx((2 * 3 / (4 + 4), 0))
     assert found["square"][REFINED] == pytest.approx((2 * 2 / (3 + 2), 1 / 4))
     nothing = Quality(None, 1.0)  # a case of which all voxels were left out has no Dice, and counts as left out
-    assert pseudo_labels._together([found["square"], {TEACHERS: Quality(0.25, 0), REFINED: nothing}]) == {
+    assert pseudo_labels._mean_quality([found["square"], {TEACHERS: Quality(0.25, 0), REFINED: nothing}]) == {
         TEACHERS: pytest.approx((0.5, 0)),
         REFINED: pytest.approx((0.8, 0.625)),
     }
@@ -89,7 +92,7 @@ def test_the_labels_are_those_that_the_site_trained_on(ufps: OpenRun) -> None:
     found = list(pseudo_labels.labelled(ufps, "ada", ufps.server))
     assert [one.case for one in found] == list(site.data.cases("train"))
     for one in found:
-        assert torch.equal(maps.labels[one.case], kept.memory.school.maps.labels[one.case])
+        assert torch.equal(maps.labels[one.case], kept.memory.teaching.maps.labels[one.case])
         assert torch.equal(one.claimed, maps.labels[one.case][1])
         annotated = one.truth == 1  # ada draws the disc
         assert torch.equal(one.labels[TEACHERS], torch.where(annotated, 1, maps.labels[one.case][0]))
@@ -106,15 +109,15 @@ def test_curvature_is_of_the_loss_that_was_trained(ufps: OpenRun) -> None:
     network = network_of(model.site.task, model.weights)
     task, batch = model.site.task, probe.batch
     output = network(batch.images)
-    heard = said(
-        opinions(task, ufps.server.teachers, {n: c.labels for n, c in model.site.roster.items()}, batch.images),
+    heard = combined_labels(
+        teacher_outputs(task, ufps.server.teachers, {n: c.labels for n, c in model.site.roster.items()}, batch.images),
         task.labels,
         model.site.card.labels,
         batch.bare,
         (),
     )
     labels, ignored = heard.others, None
-    if method._main_teacher(ufps.server, round):
+    if method.send(ufps.server, model.site.card, round).gmt:
         own = torch.tensor([False, True, False])
         decided = task.infer(ufps.server.global_, batch.images).argmax(1).to(heard.others)
         labels, doubtful = refined(heard, decided, own & ~batch.bare[:, None], 0.8, True, True)
@@ -122,16 +125,19 @@ def test_curvature_is_of_the_loss_that_was_trained(ufps: OpenRun) -> None:
     target = replace(batch, truth=with_truth(labels, batch.truth), labels=None)
     seen = output if ignored is None else left_out(output, ignored)
     expected = task.loss(seen, target)
-    if method._on("arce_from", round):
+    if begun(method.noise.start, round):
         factor = 0.01 * reverse_factor(round.step, round.total, 20.0)
         expected = expected + factor * reverse_cross_entropy(seen, target.truth)
     assert probe.loss(output).item() == pytest.approx(expected.item(), rel=1e-6)
     assert probe.loss(output).item() != pytest.approx(task.loss(output, batch).item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_early_round_is_weighed_by_the_uncertainty_of_its_cases(made: Mapping[str, Path], ufps: OpenRun) -> None:
     worker = ufps.worker("ada")
-    method = replace(ufps.study.method, gmt="pretrained", arce=0.0, warmup=1.0, ws_end=2.0)  # type: ignore[call-arg]
+    early = TeacherUncertainty(weigh_from=1.0, weigh_until=2.0)
+    off: Any = {"main_teacher": MainTeacher("pretrained"), "noise": LabelNoise(0.0)}
+    method = replace(ufps.study.method, uncertainty=early, **off)
     memory = worker.kept(ufps.merged["ada"]).memory
     assert memory.bank.max() > memory.bank.min()
     first = timeline(method, 2)[-2][1]
@@ -189,9 +195,9 @@ def test_the_intersection_percentage_by_hand() -> None:
 
 
 def test_the_branch_of_the_equation_is_told() -> None:
-    told = [branch(share, UFPS(agreement=0.6)) for share in (0.6, 0.59, None)]
+    told = [branch(share, UFPS(main_teacher=MainTeacher(agreement=0.6))) for share in (0.6, 0.59, None)]
     assert told == ["≥ 60 %: both", "< 60 %: the global model", "≥ 60 %: both"]
-    assert branch(0.9, UFPS(gmt="global")) == "the global model's"
+    assert branch(0.9, UFPS(main_teacher=MainTeacher("global"))) == "the global model's"
 
 
 def test_agreement_of_a_run(made: Mapping[str, Path], tmp_path: Path) -> None:
@@ -206,6 +212,15 @@ def test_agreement_of_a_run(made: Mapping[str, Path], tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------ labels by round
+
+
+def test_the_best_so_far_never_falls() -> None:
+    nan = float("nan")
+    curve = Curve((1, 2, 3, 4), (nan, 0.4, 0.3, 0.6), {"ada": (0.2, nan, 0.1, 0.5)})
+    found = label_curves.so_far({"valid": {"cup": curve}})["valid"]["cup"]
+    assert found.rounds == curve.rounds
+    assert found.site_mean[1:] == (0.4, 0.4, 0.6) and found.site_mean[0] != found.site_mean[0]
+    assert found.sites == {"ada": (0.2, 0.2, 0.2, 0.5)}
 
 
 def test_label_curves_are_the_means_of_the_scores(made: Mapping[str, Path]) -> None:
@@ -256,6 +271,7 @@ def test_standings_put_seeds_together(made: Mapping[str, Path]) -> None:
         ablation.standings(views[1:])
 
 
+@pytest.mark.slow
 def test_several_runs_get_them_unasked_and_the_report_shows_them(made: Mapping[str, Path], tmp_path: Path) -> None:
     runs = Runs([made["ufps"], made["pl"]])
     assert ANALYSES["labels"].suits(runs) and ANALYSES["ablation"].suits(runs)
@@ -278,6 +294,6 @@ def test_masks_without_the_hidden_organs_are_no_truth(tmp_path: Path) -> None:
             with Image.open(path) as image:
                 mask = image.point(lambda v, keep=value: v if v == keep else 0)
             mask.save(path)
-    study = toy_study(folder, "fedavg-pl", study__rounds=1, method__teacher_rounds=1)
+    study = toy_study(folder, "fedavg-pl", study__rounds=1, method__teachers__rounds=1)
     with pytest.raises(RunError, match="nobody knows how good the other labels are"):
         analyse([run(study, tmp_path / "runs", workers=0).folder], ["pseudo-labels"], tmp_path / "to")

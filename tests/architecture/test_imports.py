@@ -5,46 +5,41 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
 
 import consilium
+from tests.architecture.sources import nodes, parsed
 
 ROOT = Path(consilium.__file__).parent
 
 # A module may import from its own layer and from layers below it (earlier in this list).
 LAYERS = [
     ["errors"],
-    ["machine", "children", "fields", "files", "legacy", "plugins"],
-    ["randomness", "weights", "scores"],
-    ["tree"],
-    ["site", "data"],
-    ["method", "store"],
+    ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch"],
+    ["randomness", "weights", "starting_weights", "scores", "ranges"],
+    ["message_parsing", "tree", "packet_files", "transport"],
+    ["batch", "local_training", "task", "predictor", "site", "data"],
+    ["method", "timeline", "store"],
     ["learning", "networks", "tasks", "privacy"],
     ["methods"],
-    ["study"],
-    ["messages", "local_norm", "hospital"],
-    ["score_sheets", "policy"],
+    ["plan", "study", "validation", "study_reading"],
+    ["messages", "local_norm", "hospital", "caps", "consent", "left_log"],
+    ["score_sheets", "policy", "budget"],
     ["intake", "outgoing"],
-    ["worker", "run_folder", "admission"],
+    ["worker", "site_opening", "journal", "run_origin", "run_states", "run_folder"],
     ["site_service", "inputs"],
     ["engine"],
     ["wires"],
-    [
-        "federation",
-        "simulation",
-        "rehearsal",
-        "prediction",
-        "describe",
-        "reports",
-        "reporting",
-        "analysis",
-        "export",
-        "suites",
-        "demo",
-    ],
+    ["federation", "simulation", "rehearsal", "ready_studies", "evaluation", "test_time", "planning"],
+    ["describe", "reviewing", "reports", "toy_federation", "contract", "step_timing"],
+    ["dry_run"],
+    ["analysis", "export", "first_study"],
+    ["audit", "prediction", "suites"],
+    ["reporting", "finished_run"],
+    ["demo", "watching"],
     ["cli", "__main__"],
 ]
 # Preprocessed cases become batches, which augment: the one place where data reach up.
@@ -62,7 +57,7 @@ def level(name: str) -> int:
 
 def imported(path: Path) -> Iterator[str]:
     """Every module of the package that a file imports, at whatever depth."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path.read_text(encoding="utf-8")):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "consilium" else [node.module]
@@ -108,6 +103,20 @@ def test_no_part_of_a_layer_imports_in_a_circle() -> None:
     assert circles(graph) == set()
 
 
+def imported_at_once(path: Path, names: Container[str]) -> Iterator[str]:
+    """The modules that importing a file imports: not those inside functions, nor those for a type checker."""
+    for node in parsed(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module in names:
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in names else str(node.module) for name in inside)
+
+
+def test_no_two_modules_wait_for_each_other() -> None:
+    names = {f"consilium.{name}".removesuffix(".__init__"): path for name, path in modules()}
+    graph = {name: set(imported_at_once(path, names)) - {name, "consilium"} for name, path in names.items()}
+    assert circles(graph) == set()
+
+
 def test_a_circle_would_be_noticed() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {frozenset({"b", "c"})}
 
@@ -118,10 +127,9 @@ RUNS_CODE = {"load", "save", "serialization", "hub", "package"}  # of torch, how
 
 def unpickling(source: str) -> list[str]:
     """What in a source could read objects that run code: by import, by attribute, or under another name."""
-    tree = ast.parse(source)
     torches = {"torch"}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             torches |= {alias.asname for alias in node.names if alias.name == "torch" and alias.asname}
             found += [a.name for a in node.names if a.name.split(".")[0] in UNSAFE]
@@ -135,19 +143,20 @@ def unpickling(source: str) -> list[str]:
                 found += [f"{module}.{a.name}" for a in node.names if {a.name, module.split(".")[-1]} & RUNS_CODE]
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             found += [] if isinstance(node.value, ast.Constant) and node.value.value is False else ["allow_pickle"]
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in torches:
             found += [ast.unparse(node)] if node.attr in RUNS_CODE else []
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and ast.unparse(node.args[0]) in torches:
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == "getattr" and ast.unparse(node.args[0]) in torches:
             named = node.args[1]
             found += [ast.unparse(node)] if isinstance(named, ast.Constant) and named.value in RUNS_CODE else []
     return found
 
 
-@pytest.mark.parametrize("name", [name for name, _ in modules()])
-def test_nothing_is_unpickled(name: str) -> None:
+def test_nothing_is_unpickled() -> None:
     """Files and messages are safetensors and JSON; `torch.load`, `pickle` and friends do not occur."""
-    assert unpickling((ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")) == []
+    found = {name: unpickling(path.read_text(encoding="utf-8")) for name, path in modules()}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +196,8 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
 
 
 def test_the_public_api_is_frozen() -> None:
-    assert sorted(consilium.__all__) == ["METHODS", "Weights", "load_study", "resume", "run"]
+    public = ["METHODS", "Weights", "evaluate", "load_study", "open_run", "predict", "resume", "run"]
+    assert dir(consilium) == sorted(consilium.__all__) == public
     for name in consilium.__all__:
         assert getattr(consilium, name) is not None
 

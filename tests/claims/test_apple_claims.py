@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from consilium import tree
+from consilium import packet_files
 from consilium.data.phantoms import write_phantom
 from consilium.data.site_folder import read_federation
 from consilium.methods.apple import APPLE, mixed
@@ -19,7 +19,7 @@ from consilium.reports.reading import read_run
 from consilium.reports.relationships import Relationships, read_relationships
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
-from consilium.study import make_study
+from consilium.study_reading import make_study
 from consilium.weights import Weights
 from tests.toy import toy_study
 
@@ -32,7 +32,7 @@ def trained(federation: Path, to: Path, **fields: Any) -> tuple[Relationships, d
     sgd = {"local__optimizer": "sgd", "local__momentum": 0.9, "local__lr": 0.05, "local__epochs": 2}
     study = toy_study(federation, "apple", study__rounds=12, study__score_every=12, **sgd, **changes)
     folder = run(study, to, workers=0).folder
-    server = tree.load(folder / "last.safetensors", APPLE.Server)
+    server = packet_files.load(folder / "last.safetensors", APPLE.Server)
     found = read_relationships(read_run(folder))
     assert RunFolder.open(folder).finished
     return found, {site: mixed(server.cores, p) for site, p in found.matrix().items()}

@@ -15,17 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from consilium import simulation, tree
+from consilium import packet_files, simulation
 from consilium.data.phantoms import write_phantom
-from consilium.demo import CASES, SIZE, study_file
+from consilium.demo import CASES, SIZE
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedsm import FedSM
-from consilium.methods.local import Local
+from consilium.methods.local import LocalTraining
+from consilium.ready_studies import folder_of_studies
 from consilium.reports.reading import RunView
-from consilium.scores import ByCase, Paired, by_case, interval, paired, summarise
-from consilium.study import Study, load_study
+from consilium.scores.means import ByCase, summarise
+from consilium.scores.statistics import Paired, interval, paired
+from consilium.scores.views import by_case
+from consilium.study import Study
+from consilium.study_reading import load_study
 from consilium.suites import SuiteResult
-from consilium.suites.tables import Entrant
+from consilium.suites.tables import TableEntry
 from tests.claims.told import SEEDS, TINY, WORKERS, Tell, finished, said
 
 pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("claims"), pytest.mark.timeout(4 * 3600)]
@@ -106,7 +110,7 @@ def as_printed(place: Path) -> SuiteResult:
     return trained(place, "as-printed", "retina", ["fedsm"], ROUNDS, rest)
 
 
-def entrant(result: SuiteResult, name: str) -> Entrant:
+def entrant(result: SuiteResult, name: str) -> TableEntry:
     return result.tables[0].entrants[name]
 
 
@@ -159,15 +163,20 @@ def _owners(run: RunView) -> set[str]:
     return {row.of for row in run.best_rows if row.of}
 
 
-def test_the_discriminant_routes_after_few_rounds_and_after_many(
-    closed: SuiteResult, early: SuiteResult, tell: Tell
-) -> None:
+def test_the_discriminant_routes_after_few_rounds(early: SuiteResult, tell: Tell) -> None:
+    routes_right(early, EARLY, tell)
+
+
+def test_the_discriminant_routes_after_many_rounds(closed: SuiteResult, tell: Tell) -> None:
+    routes_right(closed, ROUNDS, tell)
+
+
+def routes_right(result: SuiteResult, rounds: int, tell: Tell) -> None:
     """Routed right: the selector's most probable site is the case's own. Every seed by itself."""
-    for rounds, result in ((EARLY, early), (ROUNDS, closed)):
-        for run in entrant(result, "FedSM").runs:
-            sites = summarise(run.best_rows, "test")["super"]["routed"][""]
-            tell(f"discriminant, {rounds} rounds, seed {run.seed}: routed right {sites['site_mean']:.3f}")
-            assert sites["site_mean"] >= 0.95
+    for run in entrant(result, "FedSM").runs:
+        sites = summarise(run.best_rows, "test")["super"]["routed"][""]
+        tell(f"discriminant, {rounds} rounds, seed {run.seed}: routed right {sites['site_mean']:.3f}")
+        assert sites["site_mean"] >= 0.95
 
 
 def test_the_super_model_keeps_up_with_its_parts(closed: SuiteResult, tell: Tell) -> None:
@@ -258,7 +267,7 @@ def short(method: str, federation: Path, **fields: object) -> Study:
     """Five rounds of a demo study; fields are written `local__lr=0.1`."""
     changes = {"data.federation": f'"{federation}"', "study.rounds": 5, "study.score_every": 5}
     changes |= {"preprocess.size": [PIXELS, PIXELS], **{key.replace("__", "."): v for key, v in fields.items()}}
-    return load_study(study_file(f"demo_{method}.toml"), [f"{key}={value}" for key, value in changes.items()])
+    return load_study(folder_of_studies() / f"demo_{method}.toml", [f"{key}={value}" for key, value in changes.items()])
 
 
 def test_at_one_over_k_soft_pull_is_uniform_averaging(even: Path, place: Path, tell: Tell) -> None:
@@ -266,8 +275,8 @@ def test_at_one_over_k_soft_pull_is_uniform_averaging(even: Path, place: Path, t
     plain = {"local__optimizer": '"sgd"', "local__momentum": 0.0, "local__lr": 0.1}
     fedavg = simulation.run(short("fedavg", even, **plain), place / "runs", WORKERS)
     fedsm = simulation.run(short("fedsm", even, method__pull=1 / 6, **plain), place / "runs", WORKERS)
-    average = tree.load(fedavg.folder / "last.safetensors", FedAvg.Server).global_
-    personal = tree.load(fedsm.folder / "last.safetensors", FedSM.Server).personal
+    average = packet_files.load(fedavg.folder / "last.safetensors", FedAvg.Server).global_
+    personal = packet_files.load(fedsm.folder / "last.safetensors", FedSM.Server).personal
     apart = max(float((w[name] - average[name]).abs().max()) for w in personal.values() for name in average)
     tell(f"λ = 1/6, five rounds: largest difference of a weight from uniform averaging {apart:.1e}")
     assert apart < 1e-5
@@ -276,8 +285,8 @@ def test_at_one_over_k_soft_pull_is_uniform_averaging(even: Path, place: Path, t
 def test_at_one_soft_pull_is_local_training(even: Path, place: Path, tell: Tell) -> None:
     local = simulation.run(short("local", even), place / "runs", WORKERS)
     fedsm = simulation.run(short("fedsm", even, method__pull=1.0), place / "runs", WORKERS)
-    alone = tree.load(local.folder / "last.safetensors", Local.Server).local
-    personal = tree.load(fedsm.folder / "last.safetensors", FedSM.Server).personal
+    alone = packet_files.load(local.folder / "last.safetensors", LocalTraining.Server).local
+    personal = packet_files.load(fedsm.folder / "last.safetensors", FedSM.Server).personal
     same = [site for site in alone if alone[site].digest == personal[site].digest]
     tell(f"λ = 1, five rounds: {len(same)} of {len(alone)} personal models equal local training, bit by bit")
     assert len(same) == len(alone) == 6

@@ -19,7 +19,9 @@ import pytest
 
 from consilium.data.phantoms import write_phantom
 from consilium.reports.reading import RunView
-from consilium.scores import ByCase, Paired, by_case, paired, with_label_mean
+from consilium.scores.means import ByCase, with_label_mean
+from consilium.scores.statistics import Paired, paired
+from consilium.scores.views import by_case
 from consilium.suites import SuiteResult
 from tests.claims.told import SEEDS, TINY, Tell, finished, said
 
@@ -112,7 +114,7 @@ def trained(
 @pytest.fixture(scope="session")
 def rate(place: Path) -> float:
     """The learning rate, chosen for FedAvg* on the validation cases of a seed that is not tested."""
-    rest = f'[choose]\n"local.lr" = {RATES}\n[methods.fedavg-pl]\n"method.teacher_rounds" = {SHORT}'
+    rest = f'[choose]\n"local.lr" = {RATES}\n[methods.fedavg-pl]\n"method.teachers.rounds" = {SHORT}'
     result = trained(place, "ufps-rate", ["fedavg-pl"], SHORT, rest, None, [CHOOSING])
     chosen = result.choices[0].chosen
     assert chosen is not None
@@ -127,8 +129,8 @@ def bounds(place: Path, rate: float) -> SuiteResult:
 @pytest.fixture(scope="session")
 def long(place: Path, rate: float) -> SuiteResult:
     """FedAvg* and UFPS, with the teachers that SOLO is made of."""
-    schools = "".join(f'[methods.{name}]\n"method.teacher_rounds" = {SHORT}\n' for name in ("fedavg-pl", "ufps"))
-    return trained(place, "ufps-long", ["fedavg-pl", "ufps"], LONG, schools, rate)
+    teachings = "".join(f'[methods.{name}]\n"method.teachers.rounds" = {SHORT}\n' for name in ("fedavg-pl", "ufps"))
+    return trained(place, "ufps-long", ["fedavg-pl", "ufps"], LONG, teachings, rate)
 
 
 def best(result: SuiteResult, name: str) -> ByCase:

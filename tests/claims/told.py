@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from consilium.scores import Paired
+from consilium.scores.statistics import Paired
 from consilium.suites import SuiteResult, run_suite
 
 TINY = bool(os.environ.get("CONSILIUM_CLAIMS_TINY"))
 SEEDS = [0] if TINY else [0, 1, 2]
-WORKERS = 2
+WORKERS = int(os.environ.get("CONSILIUM_CLAIMS_WORKERS", "2"))
 
 Tell = Callable[[str], None]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from consilium.store import MemoryShelf
+from consilium.store import MemoryStore
 from tests.cli.conftest import write_study
 from tests.cli.terminal import ROOT, Running, Terminal, call, children_of, events, gone, lines_of, refused, wait_for
 
@@ -76,8 +76,9 @@ def test_killed_with_workers_leaves_no_orphans(whole: Path, federation: Path, tm
     runs = tmp_path / "runs"
     process = Running(tmp_path / "first", "run", scaffold(tmp_path, federation), "--workers", 1, "--runs", runs)
     wait_for(lambda: [e for e in events(runs) if e["event"] == "round"], "the first round")
-    workers = children_of(process.pid)
-    assert len(workers) == 1
+    (stem,) = children_of(process.pid)  # imports once for all; the workers are forked from it
+    (worker,) = children_of(stem)
+    workers = [stem, worker]
     process.kill()
     wait_for(lambda: all(gone(pid) for pid in workers), "the worker's end")
     (folder,) = runs.iterdir()
@@ -86,22 +87,41 @@ def test_killed_with_workers_leaves_no_orphans(whole: Path, federation: Path, tm
 
 
 @real_processes
+def test_a_killed_private_run_spends_nothing_twice(federation: Path, tmp_path: Path) -> None:
+    """kill -9 after answers of the second round have left: the ledger is that of an undisturbed run."""
+    study = write_study(tmp_path / "toy.toml", federation, "fedavg", ROUNDS)
+    private = [f"--set=privacy.{setting}" for setting in ("unit=patient", "clip=0.5", "epsilon=3.0")]
+    done = call("run", study, "--workers", 0, "--runs", tmp_path / "whole", "--json", *private)
+    assert done.status == 0, done.err
+    runs = tmp_path / "runs"
+    process = Running(tmp_path / "first", "run", study, "--workers", 0, "--runs", runs, *private)
+    wait_for(lambda: sum(event["event"] == "train" for event in events(runs)) > 3, "answers of the second round")
+    process.kill()
+    (folder,) = runs.iterdir()
+    resumed = call("resume", folder, "--workers", 0, "--json")
+    assert resumed.status == 0, resumed.err
+    spent = [call("ledger", place, "--json") for place in (Path(done.document["run"]), folder)]
+    assert spent[0].document == spent[1].document
+    assert 2.9 < spent[0].document["ada"]["epsilon"] <= 3.0
+
+
+@real_processes
 def test_a_killed_worker_is_a_site_that_did_not_answer(federation: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
-    slow = ("--set", "local.epochs=4", "--set", "study.rounds=2")  # long enough to be hit while it trains
-    process = Running(tmp_path / "first", "run", study, "--workers", 1, "--runs", runs, *slow)
+    long = ("--set", "local.epochs=40", "--set", "study.score_every=3")  # until the end the worker does nothing else
+    process = Running(tmp_path / "first", "run", study, "--workers", 1, "--runs", runs, *long)
     wait_for(lambda: [e for e in events(runs) if e["event"] == "start"], "the start")
-    (worker,) = children_of(process.pid)
-    time.sleep(0.3)
-    os.kill(worker, signal.SIGKILL)
+    (stem,) = children_of(process.pid)
+    (worker,) = children_of(stem)
+    os.kill(worker, signal.SIGKILL)  # in training or between two orders: an order is not repeated
     done = process.end()
     assert done.status == 0, done.err
-    lost = [e for e in events(runs) if e["event"] == "lost"]
-    assert [(e["round"], "worker process died" in e["why"]) for e in lost] == [(1, True)]
+    (lost,) = [e for e in events(runs) if e["event"] == "lost"]
+    assert "worker process died" in lost["why"]
     trained = [(e["round"], e["site"]) for e in events(runs) if e["event"] == "train"]
-    assert len(trained) == 2 * 3 - 1 and (1, lost[0]["site"]) not in trained
-    assert f"round 1: {lost[0]['site']} did not answer" in done.err
+    assert len(trained) == 3 * 3 - 1 and (lost["round"], lost["site"]) not in trained
+    assert f"round {lost['round']}: {lost['site']} did not answer" in done.err
 
 
 @real_processes
@@ -129,7 +149,7 @@ def test_an_interrupt_names_resume(federation: Path, tmp_path: Path) -> None:
     done = process.end()
     sentence = refused(done, "resume", status=130)
     (folder,) = runs.iterdir()
-    assert sentence == f"consilium: stopped. What was committed is saved; `consilium resume {folder}` goes on."
+    assert sentence == f"consilium: stopped. Committed rounds are saved; `consilium resume {folder}` continues."
     assert done.err.splitlines()[1] == f"  in {folder}"
 
 
@@ -173,15 +193,15 @@ def test_a_full_disk_is_no_absent_site(
     whole: Path, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured on a disk of 240 kB: sites that could not write their memory were left out, and the run went on."""
-    put = MemoryShelf.put
+    put = MemoryStore.put
 
-    def full(shelf: MemoryShelf, round: int, *rest: Any) -> None:
-        if (shelf.site, round) == ("bea", 1):
+    def full(memories: MemoryStore, round: int, *rest: Any) -> None:
+        if (memories.site, round) == ("bea", 1):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        put(shelf, round, *rest)
+        put(memories, round, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryShelf, "put", full)
+        patch.setattr(MemoryStore, "put", full)
         done = call("run", scaffold(tmp_path, federation), "--workers", 0, "--runs", tmp_path / "runs")
     refused(done, "No space left", "consilium resume", status=1)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -211,7 +231,8 @@ def test_a_terminal_sees_a_live_display_and_keeps_a_clean_screen(federation: Pat
     assert terminal.text.count("\x1b[?25l") == terminal.text.count("\x1b[?25h") == 1  # the cursor is back
     left = [line for line in lines_of(terminal.text) if line.strip()]
     assert not any("━" in line for line in left), left
-    assert left[0].startswith("fedavg: training 3 rounds")
+    assert left[0].startswith("reading ")  # said before anything slow is imported
+    assert left[1].startswith("fedavg: training 3 rounds")
     assert left[-1] == str(next((tmp_path / "runs").iterdir()))
 
 
@@ -223,9 +244,8 @@ def test_control_c_on_a_terminal(federation: Path, tmp_path: Path) -> None:
     terminal = Terminal("run", study, "--workers", 1, "--runs", runs)
     wait_for(lambda: terminal.read() and [e for e in events(runs) if e["event"] == "round"], "the first round")
     terminal.type(b"\x03")
-    asked = time.monotonic()
     assert terminal.end() == 130
-    assert time.monotonic() - asked < 30  # 200 rounds take longer, also on a busy machine
+    assert not list(runs.glob("*/summary.json"))  # it did not wait for the 200 rounds
     left = [line for line in lines_of(terminal.text) if line.strip()]
     (folder,) = runs.iterdir()
     assert left[-1].startswith("consilium: stopped.") and f"`consilium resume {folder}`" in left[-1]

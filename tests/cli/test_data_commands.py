@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from consilium.data.case_table import read_table
 from tests.cli.terminal import call, refused
+from tests.raw_trees import save_picture, some
 
 SITES = ("binrushed", "drishti", "magrabia", "messidor", "refuge", "rimone")
 
@@ -74,7 +77,7 @@ def test_check_names_every_fault(broken: Path) -> None:
     for case, word in FAULTS.items():
         (line,) = [line for line in done.out.splitlines() if f"case '{case}'" in line]
         assert line.startswith("fault: ") and word in line
-    assert done.err == f"consilium: {broken} has 4 faults; training would refuse it.\n"
+    assert done.err == f"consilium: {broken} has 4 faults; correct them before training.\n"
 
 
 def test_check_as_json(broken: Path, federation: Path) -> None:
@@ -101,6 +104,41 @@ def test_fix_and_to_go_together(broken: Path, tmp_path: Path) -> None:
     refused(call("check", broken, "--fix"), "--to")
     refused(call("check", broken, "--to", tmp_path / "new"), "--fix")
     refused(call("check", broken, "--fix", "--to", broken / "inside"), "inside each other")
+
+
+def test_check_writes_a_page_and_counts(broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consilium.reports.check_figures.CASES", 2)
+    shutil.copy(broken / "ada/images/ada002.png", broken / "bea/images/bea003.png")
+    page, counts = tmp_path / "new/check.html", tmp_path / "counts.json"
+    done = call("check", broken, "--page", page, "--counts", counts)
+    assert done.status == 2
+    text = page.read_text()
+    assert "http:" not in text and "https:" not in text and text.count("<img") >= 5
+    for word in (*FAULTS, "The sites side by side", "255"):
+        assert word in text
+    assert json.loads(counts.read_text())["cases"]["ada"]["train"] == 8
+
+
+def test_a_leak_between_training_and_test_is_an_error(federation: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "leak"
+    shutil.copytree(federation, folder)
+    rows = {row["case"]: row for row in read_table(folder / "ada/cases.csv").rows}
+    trained = next(row for row in rows.values() if row["split"] == "train")
+    tested = next(row for row in rows.values() if row["split"] == "test")
+    shutil.copy(folder / "ada" / tested["image"], folder / "ada" / trained["image"])
+    done = call("check", folder)
+    assert done.status == 2
+    assert done.err == f"consilium: {folder} has 1 error that makes scores false.\n"
+    (line,) = [line for line in done.out.splitlines() if line.startswith("error: ")]
+    assert f"ada/{trained['image']}" in line and "trained on" in line
+    mended = call("check", folder, "--fix", "--to", tmp_path / "mended")
+    assert mended.status == 0 and "ada: 7 train" in mended.out
+
+
+def test_a_hospital_checks_its_own_site(federation: Path, study: Path) -> None:
+    done = call("check", federation / "bea", "--study", study, "--json")
+    assert done.status == 0, done.err
+    assert list(done.document["counts"]) == ["bea"]
 
 
 def test_split_draws_once_and_by_patient(federation: Path, tmp_path: Path) -> None:
@@ -176,10 +214,34 @@ def test_import_writes_a_site_and_prints_the_folder(tmp_path: Path) -> None:
     assert call("check", tmp_path / "to").status == 0
 
 
+def test_import_of_a_folder_says_what_it_paired_and_left_out(tmp_path: Path) -> None:
+    for seed, name in enumerate(("a", "b", "c")):
+        save_picture(tmp_path / f"raw/i/{name}.png", some(32, 32, seed=seed))
+        save_picture(tmp_path / f"raw/m/{name}.png", np.eye(32) * 255)
+    save_picture(tmp_path / "raw/i/d.png", some(32, 32))
+    words = ["--images", "i/{case}.png", "--masks", "m/{case}.png", "--labels", "x", "--values", "255=x"]
+    command = ["import", "folder", tmp_path / "raw", "--to", tmp_path / "to", *words]
+    refused(call(*command), "One doubt, so nothing was written", "add --yes to import the 3 other cases", "d.png")
+    done = call(*command, "--yes")
+    assert (done.status, done.out) == (0, f"{tmp_path / 'to'}\n")
+    assert done.err.splitlines() == [
+        "site1: paired 3 images with their masks, such as a.png with a.png",
+        f"left out: {tmp_path / 'raw/i/d.png'}: no mask fits it.",
+        "site1: 1 train, 1 valid, 1 test",
+    ]
+    assert call("check", tmp_path / "to").status == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["import", "mnist", "nowhere"], ["there is no nowhere"]),
+        (["import", "mnist", "nowhere", "--crop", "disc"], ["--crop and --reference do not go with `import mnist`"]),
+        (["import", "mnist", "nowhere", "--labels", "a"], ["--labels does not go with `import mnist`"]),
+        (["import", "drishti", "nowhere", "--images", "a"], ["--images does not go with `import drishti`"]),
+        (["import", "drishti", "--drishti", "nowhere"], ["give the folder after the name"]),
+        (["import", "folder"], ["needs the files of the dataset"]),
+        (["import", "fedsm-retina", "nowhere"], ["takes its sources by name; write --drishti nowhere"]),
         (["import", "imagenet", "nowhere"], ["there is no importer 'imagenet'", "mnist, cifar10, medmnist, mednist"]),
         (["partition", "nowhere", "--scheme", "practical"], ["nowhere is not a folder"]),
         (["partition", "nowhere", "--scheme", "random"], ["there is no scheme 'random'", "pathological"]),

@@ -36,9 +36,13 @@ def test_a_method_says_what_leaves_and_what_stays(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_the_fields_of_a_method_are_toml_with_a_comment_each(name: str) -> None:
-    section = call("methods", name).out.partition("Fields of [method]:\n")[2].partition("\n\n")[0]
-    lines = [line for line in section.splitlines() if line != "  nothing"]
-    assert len(lines) == len(dataclasses.fields(METHODS[name]))
+    """Those of a module stand below the name of its table."""
+    sections = dict(re.findall(r"Fields of \[(method[.\w]*)\]:\n(.*?)\n\n", call("methods", name).out, re.S))
+    own = {field.name: getattr(METHODS[name](), field.name) for field in dataclasses.fields(METHODS[name])}
+    modules = {f"method.{key}": value for key, value in own.items() if dataclasses.is_dataclass(value)}
+    assert sections.keys() == {"method", *modules}
+    lines = [line for section in sections.values() for line in section.splitlines() if line != "  nothing"]
+    assert len(lines) == len(own) - len(modules) + sum(len(dataclasses.fields(module)) for module in modules.values())
     for line in lines:
         value, _, comment = line.strip().partition("  ")
         assert comment.strip(), line
@@ -48,7 +52,7 @@ def test_the_fields_of_a_method_are_toml_with_a_comment_each(name: str) -> None:
 def test_a_message_is_described_without_python() -> None:
     said = call("methods", "fedsm-extra").out
     assert "  models                models or nothing\n" in said
-    assert "  targets               by name, each a whole number: the selector's right answer by training case" in said
+    assert "  targets               by name, each a whole number: the selector's target by training case" in said
     for name in METHODS:
         assert not re.search(r"None|Mapping|tuple\[|True|False", call("methods", name).out), name
 
@@ -89,6 +93,19 @@ def test_an_unknown_method_is_answered_with_the_nearest(json_too: list[str]) -> 
 
 def test_an_alias_is_its_method() -> None:
     assert call("methods", "centralized").out == call("methods", "pooled").out
+
+
+def test_ready_studies_are_listed_and_copied(tmp_path: Path) -> None:
+    listed = call("studies").out
+    assert "retina_fedsm        " in listed
+    assert "Table 3 of the FedSM paper on phantoms" in listed
+    assert "fedsm_base" not in listed
+    copied = call("studies", "fedsm_table3_quick", "--to", tmp_path / "mine")
+    names = {Path(line).name for line in copied.out.split()}
+    assert names == {path.name for path in (tmp_path / "mine").iterdir()}
+    assert {"fedsm_table3_quick.toml", "fedsm_quick_base.toml"} <= names
+    refused(call("studies", "fedsm_table3_quick", "--to", tmp_path / "mine"), "exists already")
+    refused(call("studies", "fedsm_table33"), "did you mean 'fedsm_table3'")
 
 
 def test_compare_prints_a_table(finished: Finished) -> None:
@@ -135,5 +152,5 @@ def test_report_writes_one_page(finished: Finished, tmp_path: Path) -> None:
     assert (done.status, done.out) == (0, f"{page}\n")
     text = page.read_text()
     assert "FedSM" in text and "ada" in text
-    assert "<script" not in text and 'src="http' not in text
+    assert text.count("<script") == 1 and "http:" not in text and "https:" not in text
     refused(call("report", finished("fedavg"), "--to", tmp_path), "is a folder")

@@ -234,7 +234,7 @@ def test_a_forgotten_memory_is_refused(federation: Path, tmp_path: Path, failing
     (folder,) = (tmp_path / "runs").iterdir()
     shutil.rmtree(folder / "sites/bea/memory")
     done = call("resume", folder, "--workers", 0)
-    assert "'bea' has forgotten a round that the server merged" in done.err
+    assert "'bea' lacks a round that the server merged" in done.err
     assert not (folder / "server/00002.json").exists(), "the round was committed without the site"
     refused(done)
 
@@ -279,3 +279,17 @@ def test_resume_writes_a_damaged_summary_again(copy: Callable[..., Path]) -> Non
 def test_python_m_consilium_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "consilium", "--version"], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (call("--version").out, 0)
+
+
+def test_paths_and_devices_that_are_not_there(study: Path, finished: Finished, tmp_path: Path) -> None:
+    run = finished("fedavg")
+    refused(call("resume", tmp_path / "nope"), f"{tmp_path / 'nope'} is not a run: there is no such folder.")
+    refused(call("compare", run.parent.parent), "is not a run: it holds 1 of them", f"such as {run}")
+    refused(call("run", tmp_path / "nope.toml"), "No such file", "`consilium studies` lists ready ones")
+    refused(call("run", study, "--device", "gpu"), "device = 'gpu': it is one of auto, cpu, cuda, cuda:1, mps.")
+
+
+def test_help_shows_no_type_beside_a_flag() -> None:
+    for words in (["run"], ["check"], ["federation", "try"]):
+        told = call(*words, "--help")
+        assert told.status == 0 and "<bool>" not in told.out

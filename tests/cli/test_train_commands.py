@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from consilium import demo
-from consilium.cli.progress import Progress
+from consilium.cli.progress import ProgressDisplay
 from consilium.data.phantoms import write_phantom
 from consilium.run_folder import RunFolder
 from tests.cli.conftest import write_study
@@ -62,7 +62,7 @@ def test_a_finished_study_says_so(study: Path) -> None:
     folder = trained(study)
     again = run(study)
     assert (again.status, again.folder) == (0, folder)
-    assert again.err.startswith("this study is finished: ")
+    assert again.err.startswith("this study is already finished: ")
     resumed = call("resume", folder)
     assert (resumed.status, resumed.folder) == (0, folder)
 
@@ -177,7 +177,9 @@ def test_demo_studies_differ_only_in_the_method(name: str, tmp_path: Path) -> No
     data = tmp_path / "eyes"
     write_phantom("retina", data, 18, 16, 0)
     changes = [f'data.federation="{data}"', "study.name=same"]
-    one, other = (demo.load_study(demo.study_file(f"demo_{n}.toml"), changes).tables() for n in (name, "fedavg"))
+    one, other = (
+        demo.load_study(demo.folder_of_studies() / f"demo_{n}.toml", changes).tables() for n in (name, "fedavg")
+    )
     assert one.pop("method")["name"] == name
     other.pop("method")
     assert one == other
@@ -204,7 +206,7 @@ def test_demo_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pool: An
 
 
 def test_a_quiet_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(quiet=True) as progress:
+    with ProgressDisplay(quiet=True) as progress:
         progress.say("hello")
         progress.show({"event": "warning", "text": "look out"})
     assert capsys.readouterr() == ("", "")
@@ -212,7 +214,7 @@ def test_a_quiet_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_progress_prints_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = "[local] device = 'cuda' cannot be used: " + "a long reason, " * 10
-    with Progress() as progress:
+    with ProgressDisplay() as progress:
         progress.show({"event": "warning", "text": sentence})
     assert capsys.readouterr().err == f"note: {sentence}\n"
 

@@ -3,46 +3,76 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from consilium import simulation, tree
+from consilium import packet_files, simulation
+from consilium.contract import (
+    Stage,
+    declares_its_uplinks,
+    digest,
+    goes_on_with_one_reply,
+    keeps_its_inputs,
+    learns,
+    repeats_an_order,
+    resumes,
+    run_in_process,
+    run_tampered,
+    second_round,
+    state,
+    without_packet,
+)
 from consilium.errors import StudyError
 from consilium.messages import Envelope
-from consilium.method import Maybe, timeline
 from consilium.methods import METHODS
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.site import POOLED
+from consilium.site_opening import open_worker, place_in
 from consilium.study import Study
-from consilium.tree import flatten, unflatten
-from consilium.worker import open_worker, place_in
-from tests.contract.promises import (
-    Interrupted,
-    Stage,
-    crash_after,
-    digest,
-    run_in_process,
-    run_tampered,
-    state,
-    with_packet,
-    without_packet,
-)
+from consilium.tree import flatten
 from tests.toy import toy_study
 
-
-def each(names: Iterable[str]) -> Any:
-    """One test per method; those of one method share a process and so the runs made once."""
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
+ACROSS = ("fedavg", "local", "pooled", "scaffold", "fedsm", "apple", "ufps")  # run in worker processes too
 
 
-every_method = each(METHODS)
-PARTIAL = ("solo", "fedavg-pl", "fedprox-pl", "fedasam-pl", "ufps")  # for sites that annotate different labels
-every_shared_method = each(name for name, kind in METHODS.items() if not kind.pooled)
+def together(name: str) -> pytest.MarkDecorator:
+    """Tests of one method share a process and so the runs made once; there is one pool of worker processes for all."""
+    return pytest.mark.xdist_group("pool" if name in ACROSS else name)
+
+
+def each(names: Iterable[str], slow: Container[str] = ()) -> Any:
+    """One test per method."""
+    marks = {n: [together(n), *([pytest.mark.slow] if n in slow else [])] for n in names}
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=found) for n, found in marks.items()])
+
+
+# settings that make another method of one: their name here, the method, what is set
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedsm-discriminant": ("fedsm", {"method__selector_training": "discriminant"}),
+    "fedsm-extra-regression": ("fedsm-extra", {"method__selector_training": "regression"}),
+}
+SIBLINGS = ("multi-head", "multi-encoder")  # one implementation with multi-decoder: the slow tier tries them
+# methods whose messages and memory are those of another one here: what is promised of these the slow tier tries
+COUSINS = {
+    *("fedprox-pl", "fedasam-pl", "moon-pl", "fedalign-pl", "ms-kd-pl", "fedprox-finetune", "heurfedamp", "fedasam"),
+    *("fedbn", "fedavg-foreground"),
+}
+every_method = each(METHODS, slow=SIBLINGS)
+every_protocol = each([*METHODS, *VARIANTS], slow={*SIBLINGS, *COUSINS, *VARIANTS})
+every_method_and_variant = each([*METHODS, *VARIANTS], slow=SIBLINGS)
+# for sites that annotate different labels
+PARTIAL = (
+    *("solo", "ufps", *(name for name in METHODS if name.endswith("-pl"))),
+    *("fedavg-foreground", "cond-dec", "dod", "fedcrld", "menu-net", "multi-head", "multi-encoder", "multi-decoder"),
+)
+SHARED = [name for name, kind in METHODS.items() if not kind.pooled]
+every_shared_method = each(SHARED, slow={*SIBLINGS, *COUSINS})
+every_shared_method_and_variant = each([*SHARED, *VARIANTS], slow={*VARIANTS, *SIBLINGS, *COUSINS})
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +81,8 @@ def study_of(federation: Path, organs: Path) -> Any:
 
     def study(name: str, **changes: Any) -> Study:
         changes.setdefault("local__batch_size", 2 if name == "per-fedavg" else 4)  # steps enough to learn, and no more
+        name, more = VARIANTS.get(name, (name, {}))
+        changes |= more
         return toy_study(organs if changes.pop("partial", name in PARTIAL) else federation, name, **changes)
 
     return study
@@ -71,23 +103,9 @@ def finished(study_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return finish
 
 
-def second_round(study: Study) -> int:
-    """The place in the run of the paper's second round."""
-    return [round.index for phase, round in timeline(study.method, study.plan.rounds) if phase.counts][1]
-
-
-def losses(result: Result) -> dict[int, float]:
-    folder = RunFolder.open(result.folder)
-    first = folder.study.method.phases(3)[0].name
-    events = [e for e in folder.events() if e["event"] == "train" and e["phase"] == first]
-    rounds = sorted({e["round"] for e in events})
-    return {r: sum(e["loss"] for e in events if e["round"] == r) for r in rounds}
-
-
-@every_method
+@every_method_and_variant
 def test_it_learns(name: str, finished: Any) -> None:
-    by_round = losses(finished(name))
-    assert by_round[max(by_round)] < 0.95 * by_round[1], f"summed training loss by round: {by_round}"
+    learns(finished(name))
 
 
 CRASHES = ("train", "round", "score")  # before a round is committed, after it, and after its scores
@@ -96,73 +114,47 @@ CRASHES = ("train", "round", "score")  # before a round is committed, after it, 
 @pytest.mark.parametrize(
     ("name", "event"),
     [
-        pytest.param(name, event, marks=pytest.mark.xdist_group(name))
-        for i, name in enumerate(METHODS)
+        pytest.param(name, event, marks=[together(name), *([pytest.mark.slow] if name in SIBLINGS else [])])
+        for i, name in enumerate([*METHODS, *VARIANTS])
         for event in (CRASHES if name == "fedsm" else CRASHES[i % 3 : i % 3 + 1])
     ],
 )
 def test_resume_is_the_uninterrupted_run(name: str, event: str, study_of: Any, tmp_path: Path, finished: Any) -> None:
-    study = study_of(name)
-    with pytest.raises(Interrupted):
-        run_in_process(study, tmp_path, crash_after(event, 2))
-    (path,) = tmp_path.iterdir()
-    assert not (path / "summary.json").exists()
-    resumed = simulation.resume(path, workers=0)
-    whole = finished(name)
-    assert state(resumed) == state(whole)
-    for file in ("best.safetensors", "scores.csv"):
-        assert (path / file).read_bytes() == (whole.folder / file).read_bytes(), file
+    resumes(study_of(name), tmp_path, finished(name), event)
 
 
-@every_method
+@each(METHODS, slow={*METHODS} - {*ACROSS})  # the slow tier compares the others too
 def test_across_processes_is_in_process(name: str, study_of: Any, tmp_path: Path, finished: Any, pool: Any) -> None:
     across = simulation.run(study_of(name), tmp_path, pool=pool)
     assert state(across) == state(finished(name))
     assert (across.folder / "scores.csv").read_bytes() == (finished(name).folder / "scores.csv").read_bytes()
 
 
-@every_shared_method
-def test_one_reply_is_enough(name: str, finished: Any) -> None:
+@pytest.fixture(scope="session")
+def hurt(study_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of each method in whose second round ada's reply is lost on its way and bea's is spoilt, made once."""
+    made: dict[str, RunFolder] = {}
+
+    def run(name: str) -> RunFolder:
+        if name not in made:
+            made[name] = goes_on_with_one_reply(study_of(name), tmp_path_factory.mktemp(f"{name}-hurt"))
+        return made[name]
+
+    return run
+
+
+@every_shared_method_and_variant
+def test_one_reply_is_enough(name: str, hurt: Any, finished: Any) -> None:
     """In round 2 cid alone is merged: the state is another than with all, it is finite, and the run goes on."""
-    result = finished(name, away={"ada": [2], "bea": [2]})
-    folder = RunFolder.open(result.folder)
-    place = {round.index: round for _, round in timeline(folder.study.method, folder.study.plan.rounds)}
-    second = place[second_round(folder.study)]
-    told = [event for event in folder.events() if event["event"] == "train"]
-    here = [e["site"] for e in told if (e["round"], e["phase"]) == (second.number, second.phase)]
-    after = {e["site"] for e in told if e["round"] > second.number}
-    assert here == ["cid"]
-    assert after >= {"ada", "bea", "cid"}
-    assert state(result) != state(finished(name))
-    server = tree.load(result.folder / "last.safetensors", folder.study.method.Server)
-    parts = tree.split(server)
-    tensors = [tensor for weights in parts.weights.values() for tensor in weights.values()]
-    assert all(torch.isfinite(tensor).all() for tensor in (*tensors, *parts.tensors.values()))
+    assert state(hurt(name)) != state(finished(name))
 
 
-@every_shared_method
-def test_a_lost_or_refused_reply_leaves_the_site_as_if_away(
-    name: str, study_of: Any, tmp_path: Path, finished: Any
-) -> None:
-    """In one round ada's reply is lost on its way and bea's is spoilt; only cid's is merged."""
+AWAY = ("fedavg", "scaffold", "fedsm", "apple", "ufps")  # the default tier compares these, the slow tier the others
 
-    def spoil(packet: tree.Packet) -> tree.Packet:
-        path = max(packet.tensors)
-        return tree.Packet(packet.header, {**packet.tensors, path: packet.tensors[path] * torch.nan})
 
-    def hand(site: str, head: Envelope, reply: Any) -> Any:
-        if head.round.index != second or site == "cid":
-            return reply
-        return without_packet(reply) if site == "ada" else with_packet(reply, spoil)
-
-    study = study_of(name)
-    second = second_round(study)
-    hurt = run_tampered(study, tmp_path / "hurt", hand)
-    (lost,) = [e for e in hurt.events() if e["event"] == "lost"]
-    (refused,) = [e for e in hurt.events() if e["event"] == "refused"]
-    assert (lost["site"], refused["site"]) == ("ada", "bea")
-    assert "not finite" in refused["why"]
-    assert state(hurt) == state(finished(name, away={"ada": [2], "bea": [2]}))
+@each([*SHARED, *VARIANTS], slow={*SHARED, *VARIANTS} - {*AWAY})
+def test_a_lost_or_refused_reply_leaves_the_site_as_if_away(name: str, hurt: Any, finished: Any) -> None:
+    assert state(hurt(name)) == state(finished(name, away={"ada": [2], "bea": [2]}))
 
 
 @each(["fedavg", "scaffold", "fedsm"])  # without memory, with it, with several phases
@@ -176,41 +168,17 @@ def test_attendance_repeats_a_run(name: str, study_of: Any, tmp_path: Path) -> N
     assert state(lossy) == state(again)
 
 
-@every_method
+@every_protocol
 def test_a_redelivered_order_changes_nothing(name: str, study_of: Any, tmp_path: Path) -> None:
-    stage = Stage(study_of(name), tmp_path)
-    stage.round(0)
-    site, worker = next(iter(stage.workers.items()))
-    order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
-    first, second = (tree.to_bytes(stage.train(site, order, 1, 0)) for _ in range(2))
-    assert first == second
-    assert worker.shelf.rounds() == ([0, 1] if worker.norm.remembers(stage.method, worker.site.local) else [])
+    repeats_an_order(study_of(name), tmp_path)
 
 
-@every_method
+@every_protocol
 def test_inputs_are_not_modified(name: str, study_of: Any, tmp_path: Path) -> None:
-    stage = Stage(study_of(name), tmp_path)
-    stage.round(0)
-    method, round = stage.method, stage.rounds[1]
-    server, before = stage.server, digest(stage.server)
-    replies = {}
-    for site, worker in stage.workers.items():
-        order = method.send(server, stage.roster[site], round)
-        memory = method.remember(worker.site)
-        given = (digest(order), digest(memory))
-        replies[site], _ = method.train(worker.site, memory, order, round)
-        assert (digest(order), digest(memory)) == given, f"train changed its arguments at {site}"
-    sent = {site: digest(reply) for site, reply in replies.items()}
-    method.merge(server, replies, round)
-    released = method.release(server, next(iter(stage.roster.values())))
-    shown = digest(released)
-    method.deploy(stage.task, None, released).answer(torch.rand(2, 1, 16, 16))
-    assert digest(server) == before
-    assert {site: digest(reply) for site, reply in replies.items()} == sent
-    assert digest(released) == shown
+    keeps_its_inputs(study_of(name), tmp_path)
 
 
-@every_method
+@each(METHODS, slow={*SIBLINGS, *COUSINS})
 def test_memory_matters_where_it_is_declared(name: str, study_of: Any, tmp_path: Path) -> None:
     stage = Stage(study_of(name, local__optimizer_state=METHODS[name].optimizer_state or "kept"), tmp_path)
     site = next(iter(stage.workers))
@@ -218,12 +186,12 @@ def test_memory_matters_where_it_is_declared(name: str, study_of: Any, tmp_path:
     for earlier in range(index):
         stage.round(earlier)
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[index]))
-    kept = tree.to_bytes(stage.train(site, order, index, index - 1))
-    forgotten = tree.to_bytes(stage.train(site, order, index, -1))
+    kept = packet_files.to_bytes(stage.train(site, order, index, index - 1))
+    forgotten = packet_files.to_bytes(stage.train(site, order, index, -1))
     assert kept != forgotten or _deployed_differently(Stage(stage.study, tmp_path / "whole"), site)
 
 
-@every_method
+@each(METHODS, slow={*SIBLINGS, *COUSINS})
 def test_the_optimiser_starts_a_round_as_the_study_says(name: str, study_of: Any, tmp_path: Path) -> None:
     """From the second round on, what a site sends depends on `optimizer_state`, unless the method fixes it."""
     if fixed := METHODS[name].optimizer_state:
@@ -260,26 +228,10 @@ def _deployed_differently(stage: Stage, site: str) -> bool:
     return not torch.equal(*answers)
 
 
-@every_method
+@every_protocol
 def test_blank_is_the_shape_of_a_real_uplink(name: str, study_of: Any, tmp_path: Path) -> None:
-    stage = Stage(study_of(name), tmp_path)
-    site = next(iter(stage.workers))
-    for index in (0, len(stage.rounds) - 1):
-        order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
-        got = unflatten(stage.train(site, flatten(order), index, -1), stage.method.Uplink)
-        blank = stage.method.blank(stage.task, stage.roster, stage.roster[site], stage.rounds[index])
-        for field, part in vars(blank).items():
-            sent = getattr(got, field)
-            if isinstance(part, Maybe):
-                blank = dataclasses.replace(blank, **{field: None if sent is None else part.like})
-            elif isinstance(part, torch.Tensor):
-                assert (sent.shape, sent.dtype) == (part.shape, part.dtype)
-                blank = dataclasses.replace(blank, **{field: None})
-        for real, expected in zip(tree.split(got).weights.items(), tree.split(blank).weights.items(), strict=True):
-            assert real[0] == expected[0]
-            assert {k: (t.shape, t.dtype) for k, t in real[1].items()} == {
-                k: (t.shape, t.dtype) for k, t in expected[1].items()
-            }
+    """In the first and the last round, and of a variant in every phase that comes after training."""
+    declares_its_uplinks(study_of(name), tmp_path, every_round=name in VARIANTS)
 
 
 @every_method
@@ -288,10 +240,10 @@ def test_the_headline_model_is_no_other_method_in_disguise(name: str, finished: 
         result = finished(other, partial=name in PARTIAL)
         folder = RunFolder.open(result.folder)
         method = folder.study.method
-        server = tree.load(result.folder / "last.safetensors", method.Server)
+        server = packet_files.load(result.folder / "last.safetensors", method.Server)
         roster = _roster(folder)
         worker = open_worker(folder.study, folder.study.federation(), "ada", roster, place_in(folder.path, "ada"))
-        merged = max(worker.shelf.rounds(), default=-1)
+        merged = max(worker.memories.rounds(), default=-1)
         release = flatten(method.release(server, roster.get("ada")))
         images = torch.linspace(0, 1, 4 * 256).reshape(4, 1, 16, 16)
         return worker.predictor(release, merged).answer(images).output
@@ -322,8 +274,8 @@ def test_a_site_can_use_what_was_delivered_without_the_server(name: str, finishe
 
 
 def _roster(folder: RunFolder) -> dict[str, Any]:
+    from consilium.files import read_json
     from consilium.messages import card_from_json
-    from consilium.store import read_json
 
     members = read_json(folder.path / "origin.json")["members"]
     return {name: card_from_json(card) for name, card in members.items() if name != POOLED}

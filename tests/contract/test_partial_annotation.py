@@ -11,23 +11,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from consilium import tree
+from consilium import packet_files
+from consilium.contract import run_in_process
 from consilium.data.check import check
 from consilium.errors import StudyError, UserError
+from consilium.methods import METHODS
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.study import Study
-from tests.contract.promises import run_in_process
 from tests.toy import ANNOTATED, toy_study, write_organs
 
 EVERYTHING_ON = {
-    "method__warmup": 0.0,
-    "method__ws_end": 2.0,
-    "method__arce_from": 2.0,
-    "method__ua_from": 2.0,
-    "method__gmt_from": 2.0,
-    "method__sharp_from": 2.0,
+    "method__uncertainty__weigh_from": 0.0,
+    "method__uncertainty__weigh_until": 2.0,
+    "method__noise__start": 2.0,
+    "method__uncertainty__trust_from": 2.0,
+    "method__main_teacher__start": 2.0,
+    "method__sharpness__start": 2.0,
 }
+PERSONAL = ["fedavg-foreground", "cond-dec", "fedbn", "multi-decoder", "dod", "fedcrld", "menu-net"]
 SUPERVISED = {"task__network": "plain-unet", "task__widths": [4, 8, 8], "task__residual_units": None}
 
 
@@ -64,16 +66,21 @@ def scored(result: Result, split: str) -> dict[tuple[str, ...], float]:
     ("method", "changes"),
     [
         ("fedavg", {}),
-        ("local", {}),
-        ("fedsm", {}),  # its threshold is tuned on validation
-        ("pooled", {"task__patch": []}),
-        ("solo", {}),
+        pytest.param("local", {}, marks=pytest.mark.slow),
+        pytest.param("fedsm", {}, marks=pytest.mark.slow),  # its threshold is tuned on validation
+        pytest.param("pooled", {"task__patch": []}, marks=pytest.mark.slow),
+        pytest.param("solo", {}, marks=pytest.mark.slow),
         ("fedavg-pl", {}),
         ("ufps", EVERYTHING_ON),
-        ("ufps", {**EVERYTHING_ON, "method__teachers": "live", "method__gmt_start": "match"}),
+        pytest.param(
+            "ufps",
+            {**EVERYTHING_ON, "method__teachers__labels": "live", "method__main_teacher__when": "match"},
+            marks=pytest.mark.slow,
+        ),
         ("fedavg", {"data__test_masks": "complete", **SUPERVISED}),
+        *(pytest.param(name, {}, marks=pytest.mark.slow, id=name) for name in PERSONAL),
     ],
-    ids=["fedavg", "local", "fedsm", "pooled", "solo", "fedavg-pl", "ufps", "ufps live", "complete tests"],
+    ids=["fedavg", "local", "fedsm", "pooled", "solo", "fedavg-pl", "ufps", "ufps live", "complete tests", *PERSONAL],
 )
 def test_hidden_masks_swapped_for_noise_give_the_same_weights(
     method: str, changes: dict[str, Any], organs: Path, noisy: Path, tmp_path: Path
@@ -97,7 +104,9 @@ def test_annotated_masks_do_matter(organs: Path, tmp_path: Path) -> None:
     assert weights(results[0]) != weights(results[1])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local", "pooled", "solo", "fedsm"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "solo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "pooled", "fedsm"))]
+)
 def test_cases_without_a_mask_are_left_out_of_supervised_training(
     method: str, organs: Path, drawn: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +121,18 @@ def test_cases_without_a_mask_are_left_out_of_supervised_training(
     assert warnings(without) == []
 
 
-@pytest.mark.parametrize("method", ["fedavg-pl", "fedprox-pl", "fedasam-pl", "ufps"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedavg-pl",
+        "ufps",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in METHODS
+            if name.endswith("-pl") and name != "fedavg-pl"
+        ),
+    ],
+)
 def test_methods_with_teachers_learn_from_cases_without_a_mask(
     method: str, organs: Path, drawn: Path, tmp_path: Path
 ) -> None:
@@ -121,7 +141,7 @@ def test_methods_with_teachers_learn_from_cases_without_a_mask(
     for folder in (organs, drawn):
         run = _run(folder, method, {}, tmp_path / folder.name)
         kind: Any = RunFolder.open(run.folder).study.method
-        servers.append(tree.load(run.folder / "last.safetensors", kind.Server))
+        servers.append(packet_files.load(run.folder / "last.safetensors", kind.Server))
         steps = {e["site"]: e["steps"] for e in RunFolder.open(run.folder).events() if e.get("phase") == "train"
                  and e["event"] == "train"}  # fmt: skip
         assert steps["ada"] == (3 if folder is organs else 2)  # batches of two

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from consilium import engine
+from consilium.errors import NotForOutsiders
 from consilium.messages import SCORED, Envelope, Reply, RollCall, ScoredModel, SiteFacts
 from consilium.method import Method, Phase, message
+from consilium.predictor import Predictor
 from consilium.run_folder import RunFolder
 from consilium.score_sheets import WHOLE, Score, make_sheet
-from consilium.site import Predictor, Round, SiteCard, Task
+from consilium.site import Round, SiteCard
 from consilium.study import Study
+from consilium.task import Task
 from consilium.tree import Packet, flatten, unflatten
 from consilium.weights import SiteName
 from tests.toy import toy_study
@@ -69,7 +72,7 @@ class Counting(Method):
         return self.Release(server.x, site.name if site else "outside")
 
     def deploy(self, task: Task, memory: Any | None, released: Release) -> Predictor:
-        raise NotImplementedError("the wire scores")
+        raise NotForOutsiders("the wire scores")
 
 
 @dataclass

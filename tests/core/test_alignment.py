@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from consilium import tree
+from consilium import packet_files
 from consilium.learning.fit import Job, fit
+from consilium.site_opening import open_worker
 from consilium.tree import message
 from consilium.weights import Weights, mean
-from consilium.worker import open_worker
 from tests.toy import SIZES, toy_study
 
 SHIFTS = range(4, 64, 4)  # bytes
@@ -63,13 +63,13 @@ def test_training_from_a_file_is_training_from_memory(federation: Path, tmp_path
     roster = {name: SiteCard(name, i, n, ("blob",)) for i, (name, (n, _, _)) in enumerate(SIZES.items())}
     site = open_worker(study, sites, "ada", roster, tmp_path).site
     start = study.task.initial()
-    tree.save(Held(start), tmp_path / "start.safetensors")
+    packet_files.save(Held(start), tmp_path / "start.safetensors")
     round = Round(0, "train", 0, 3)
     results = {
         fit(site, {"model": Job(weights)}, round)["model"].weights.digest
         for weights in (
             start,
-            tree.load(tmp_path / "start.safetensors", Held).weights,
+            packet_files.load(tmp_path / "start.safetensors", Held).weights,
             moved(start, 4),
             moved(start, 36),
         )

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from consilium import simulation
+from consilium.contract import Interrupted, crash_after
 from consilium.errors import RunError, StudyError, WorkError
 from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
-from tests.contract.promises import Interrupted, crash_after
 from tests.core.counting import SITES, Counting, Desk, counting_study, go
 from tests.toy import toy_study
 
@@ -25,7 +25,7 @@ def events(folder: RunFolder, kind: str) -> list[Any]:
 
 
 def last_x(folder: RunFolder) -> float:
-    return float(folder.last(Counting()).server.x)
+    return float(folder.states.last(Counting()).server.x)
 
 
 # ---------------------------------------------------------------------------------------------- attendance
@@ -368,8 +368,8 @@ def test_a_state_of_another_method_is_refused_in_a_sentence(federation: Path, tm
     with pytest.raises(Interrupted):
         go(study, Desk(SITES), tmp_path, crash_after("round", 2))
     folder = RunFolder.create(study, tmp_path)
-    with pytest.raises(RunError, match=r"cannot be used: here is a Counting.Server, where a .*Server should be"):
-        folder.resume(toy_study(federation, "fedsm").method)
+    with pytest.raises(RunError, match=r"cannot be used: here is a Counting.Server, where a .*Server is expected"):
+        folder.states.resume(toy_study(federation, "fedsm").method)
 
 
 def test_a_warning_of_the_method_is_in_the_journal(federation: Path, tmp_path: Path) -> None:

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from consilium import engine, simulation, worker
+from consilium import engine, simulation, site_opening
+from consilium.contract import Interrupted, crash_after, run_in_process
+from consilium.engine import scoring
 from consilium.errors import RunError, StudyError
 from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM
-from consilium.methods.local import Local
+from consilium.methods.local import LocalTraining
 from consilium.prediction import open_predictor
 from consilium.run_folder import RunFolder
+from consilium.run_states import States
 from consilium.site import Round
 from consilium.weights import SiteName
 from consilium.wires.in_process import InProcess
-from tests.contract.promises import Interrupted, crash_after, run_in_process
 from tests.learning.small import line, value
 from tests.toy import toy_study
 
@@ -58,15 +60,15 @@ def test_a_round_that_was_never_written_is_made_again(
     """Sites train on while the server writes a round; if it dies then, they still remember the round before."""
     study = toy_study(federation, method, study__rounds=3, study__score_every=3, local__batch_size=4)
     calm = run_in_process(study, tmp_path / "calm")
-    commit = RunFolder.commit
+    commit = States.commit
 
-    def dies(folder: RunFolder, round: Round, *state: Any, **more: Any) -> Any:
+    def dies(states: States, round: Round, *state: Any, **more: Any) -> Any:
         if round.index == 1:
             raise Interrupted
-        return commit(folder, round, *state, **more)
+        return commit(states, round, *state, **more)
 
     folder = RunFolder.create(study, tmp_path / "runs")
-    monkeypatch.setattr(RunFolder, "commit", dies)
+    monkeypatch.setattr(States, "commit", dies)
     with pytest.raises(Interrupted):
         engine.run(study, Eager(study, folder.path), folder)
     monkeypatch.undo()
@@ -100,7 +102,7 @@ def test_changed_cases_are_refused(own: Path, tmp_path: Path) -> None:
 
 def test_a_newer_version_goes_on(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = stopped(toy_study(federation), tmp_path / "runs")
-    monkeypatch.setattr(worker, "__version__", "99.0")
+    monkeypatch.setattr(site_opening, "__version__", "99.0")
     assert simulation.resume(folder, workers=0).summary["headline"]["site_mean"] > 0
 
 
@@ -121,10 +123,10 @@ def test_a_refused_study_leaves_no_folder(federation: Path, tmp_path: Path) -> N
 
 def test_a_site_without_validation_cases_keeps_its_latest_model() -> None:
     def state(w: float, round: int) -> Best:
-        server = Local.Server({"ada": line(w), "bea": line(w)})
+        server = LocalTraining.Server({"ada": line(w), "bea": line(w)})
         return Best(server, {"local/ada": Valid(1.0 / round, round)})
 
-    kept = Local().keep(state(1.0, 1), state(2.0, 2)).server.local
+    kept = LocalTraining().keep(state(1.0, 1), state(2.0, 2)).server.local
     assert {name: value(weights) for name, weights in kept.items()} == {"ada": 1.0, "bea": 2.0}
     server = FedSM.Server(line(1.0), {"ada": line(1.0)}, line(1.0), None, None, 0.0, {"ada": 1})
     later = FedSM.Server(line(2.0), {"ada": line(2.0)}, line(2.0), None, None, 0.0, {"ada": 1})
@@ -138,17 +140,20 @@ def test_everyone_adapts_though_few_are_drawn(federation: Path, tmp_path: Path) 
     assert adapted == {"ada", "bea", "cid"}
 
 
-@pytest.mark.parametrize(("method", "fields"), [("fedavg-finetune", {}), ("fedsm", {"method__best": "joint"})])
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [("fedavg-finetune", {}), pytest.param("fedsm", {"method__best": "joint"}, marks=pytest.mark.slow)],
+)
 def test_the_last_rounds_memories_outlive_a_phase_that_starts_from_the_best(
     method: str, fields: dict[str, Any], federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adaptation goes on from the best round's memory; the last round's is still wanted for its scores."""
-    valid = engine._Run._valid
+    valid = scoring._valid
 
     def falling(run: Any, rows: Any, round: Round) -> dict[str, Valid]:
         return {key: Valid(1.0 / round.number, round.number) for key in valid(run, rows, round)}
 
-    monkeypatch.setattr(engine._Run, "_valid", falling)
+    monkeypatch.setattr(scoring, "_valid", falling)
     study = toy_study(federation, method, study__rounds=3, study__score_every=1, local__batch_size=4, **fields)
     calm = run_in_process(study, tmp_path / "calm")
     assert (calm.summary["best"]["round"], calm.summary["last"]["round"]) == (1, 3)

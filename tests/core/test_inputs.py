@@ -14,14 +14,15 @@ import pytest
 from PIL import Image
 
 from consilium import simulation
-from consilium.data import cache
+from consilium.contract import Interrupted, crash_after, run_in_process
+from consilium.data import cache_pieces
 from consilium.errors import RunError
+from consilium.extensions import code_hashes
 from consilium.inputs import current_inputs, place_of
-from consilium.plugins import plugin_hashes
-from consilium.run_folder import RunFolder, differences
+from consilium.run_folder import RunFolder
+from consilium.run_origin import differences
 from consilium.study import Study
 from consilium.suites.running import outlook, run_suite
-from tests.contract.promises import Interrupted, crash_after, run_in_process
 from tests.suites.bench import Teller, write_suite
 from tests.toy import toy_study
 
@@ -119,7 +120,7 @@ def test_looking_whether_anything_changed_decodes_and_makes_nothing(
     study = toy_study(own, study__rounds=1)
     done = simulation.run(study, tmp_path / "runs", workers=0).folder
     monkeypatch.setenv("CONSILIUM_CACHE", str(tmp_path / "empty"))  # the cache was deleted meanwhile
-    monkeypatch.setattr(cache, "examine", None)
+    monkeypatch.setattr(cache_pieces, "examine", None)
     assert simulation.run(study, tmp_path / "runs", workers=0).folder == done
     assert list((tmp_path / "empty/arrays").iterdir()) == []
 
@@ -176,7 +177,7 @@ def test_files_of_a_package_are_followed_and_installed_ones_are_not(
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    found = plugin_hashes(["fedavg", "toypack.deep.net:Net"])
+    found = code_hashes(["fedavg", "toypack.deep.net:Net"])
     assert sorted(files.keys() - found.keys()) == ["toypack/unused.py"]
     assert found.keys() <= files.keys()
     for name in [name for name in sys.modules if name.startswith("toypack")]:

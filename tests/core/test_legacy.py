@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from consilium import simulation
-from consilium.study import Study, load_study
-from tests.contract.promises import Interrupted, crash_after, run_in_process, state
+from consilium.contract import Interrupted, crash_after, run_in_process, state
+from consilium.errors import StudyError
+from consilium.fields import to_toml
+from consilium.legacy import MODULES, told_by_0_1
+from consilium.run_folder import RunFolder
+from consilium.study import Study
+from consilium.study_reading import load_study
 from tests.toy import toy_study
 
 STUDY = """
@@ -41,6 +46,24 @@ def test_the_field_of_a_method_is_read_as_one_of_local(
     assert study.local.optimizer_state == meant
     assert "optimizer_state" not in study.tables()["method"]
     assert load_study(path, [f"method.optimizer_state={meant}"]).hash == study.hash
+
+
+def test_a_study_for_data_elsewhere_is_no_run_of_0_1(tmp_path: Path) -> None:
+    """An administrator without data writes [facts]; the defaults are those of today."""
+    text = """
+    [data]
+    federation = "elsewhere"
+    [method]
+    name = "fedavg"
+    [facts]
+    task = "segmentation"
+    labels = ["disc", "cup"]
+    dimensions = 2
+    channels = 3
+    """
+    (tmp_path / "study.toml").write_text(text)
+    study = load_study(tmp_path / "study.toml")
+    assert (study.local.optimizer_state, study.task_fields.decides) == ("kept", "slice")
 
 
 @pytest.mark.parametrize(("method", "did"), [
@@ -92,3 +115,109 @@ def remembered_by_0_1(document: dict[str, Any], names: dict[str, str]) -> dict[s
         weights[path] = digest
     rest = {key: value for key, value in document.items() if key != "digest"}
     return {**rest, "shape": json.dumps(shape), "weights": weights}
+
+
+def test_a_run_of_fedsm_keeps_its_rule_for_gamma_and_its_hash(federation: Path, tmp_path: Path) -> None:
+    """0.1 pooled validation cases. A run of today has another hash, so that no suite and no resume mixes both rules."""
+    today = toy_study(federation, "fedsm")
+    assert vars(today.method)["tuned_by"] == "sites"
+    later = r"\n(tuned_by|decides) = .*"  # keys of [method] and [task] that 0.1 did not have
+    path = tmp_path / "study.toml"
+    path.write_text(re.sub(later, "", as_written_by_0_1(today)), encoding="utf-8")
+    old = load_study(path)
+    assert vars(old.method)["tuned_by"] == "pooled"
+    assert old.hash == toy_study(federation, "fedsm", method__tuned_by="pooled").hash != today.hash
+    assert "tuned_by" not in told_by_0_1(old.tables()["method"])
+    assert told_by_0_1(today.tables()["method"])["tuned_by"] == "sites"
+    path.write_text(re.sub(r"\ntuned_by = .*", "", today.to_toml()), encoding="utf-8")
+    assert load_study(path).hash == today.hash  # 0.2 had `decides`, and γ by sites
+
+
+def flat(study: Study) -> str:
+    """The study file of a run of UFPS by 0.1: every field in [method]."""
+    tables = study.tables()
+    old = {path: key for key, path in MODULES[study.method_name].items()}
+    method: dict[str, Any] = {}
+    for name, value in tables["method"].items():
+        method.update(
+            {old[f"{name}.{key}"]: part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    lines = [f"{key} = {to_toml(value)}" for key, value in method.items()]
+    head, _, rest = study.to_toml().partition("[method]\n")
+    return f"{head}[method]\n" + "\n".join(lines) + "\n\n" + rest.partition("\n\n")[2]
+
+
+def test_flat_fields_of_0_1_are_read_into_modules(organs: Path, tmp_path: Path) -> None:
+    changes = {"method__teachers__labels": "live", "method__sharpness__rho": 0.3, "method__main_teacher__guard": False}
+    study = toy_study(organs, "ufps", **changes)
+    text = flat(study)
+    assert 'teachers = "live"' in text and "rho = 0.3" in text and "gmt_guard = false" in text
+    assert "[method.sharpness]" not in text and len(MODULES["ufps"]) == 30
+    path = tmp_path / "study.toml"
+    path.write_text(text, encoding="utf-8")
+    assert load_study(path).method == study.method and load_study(path).hash == study.hash
+    changed: Any = load_study(path, ["method.rho=0.5"]).method
+    assert changed.sharpness.rho == 0.5
+    with pytest.raises(StudyError, match=r"\[method\] rho = 0.3, but \[method.sharpness\] rho = 0.5; keep the one in"):
+        load_study(path, ['method.sharpness={"strategy" = "usam", "rho" = 0.5}'])
+
+
+def test_a_study_of_ufps_keeps_the_hash_it_had() -> None:
+    """Suites find finished runs by it."""
+    told = told_by_0_1({"name": "ufps", "shares": "cases", "noise": {"arce": 0.1}, "sharpness": {"strategy": "usam"}})
+    assert told == {"name": "ufps", "shares": "cases", "arce": 0.1, "sharpness": "usam"}
+    assert told_by_0_1({"name": "fedsm", "personal_fields": {"mix": 0.1}})["personal_fields"] == {"mix": 0.1}
+
+
+def test_a_run_of_ufps_with_flat_fields_goes_on_bit_by_bit(organs: Path, tmp_path: Path) -> None:
+    starts = {"method__sharpness__start": 0.0, "method__uncertainty__trust_from": 0.0}
+    study = toy_study(organs, "ufps", local__batch_size=4, method__teachers__rounds=1, study__rounds=2, **starts)
+    whole = run_in_process(study, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run_in_process(study, tmp_path / "cut", crash_after("round", 1))
+    (run,) = (tmp_path / "cut").iterdir()
+    (run / "study.toml").write_text(flat(study), encoding="utf-8")
+    assert state(simulation.resume(run, workers=0)) == state(whole)
+
+
+def test_a_teacher_in_a_memory_of_0_1_is_found(organs: Path, tmp_path: Path) -> None:
+    """0.1 called it `school`: in the memory's shape and in the paths of its weights."""
+    short = {"method__teachers__rounds": 1, "local__batch_size": 4}  # the second round is one with label maps
+    study = toy_study(organs, "fedavg-pl", local__optimizer_state="fresh", **short)
+    whole = run_in_process(study, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run_in_process(study, tmp_path / "cut", crash_after("round", 2))
+    (run,) = (tmp_path / "cut").iterdir()
+    for path in run.glob("sites/*/memory/*.json"):
+        facts = json.loads(path.read_text())
+        facts.pop("digest")
+        old = json.loads(json.dumps(facts).replace("memory/teaching/", "memory/school/"))
+        old["shape"] = facts["shape"].replace('"teaching"', '"school"')
+        assert old != facts
+        path.write_text(json.dumps(old))
+    assert state(simulation.resume(run, workers=0)) == state(whole)
+
+
+def test_a_pooled_run_goes_on_under_the_name_its_site_had(federation: Path, tmp_path: Path) -> None:
+    """0.1 called the virtual site `pooled`: folder, origin, states and journal have that name, and so has the rest."""
+    study = toy_study(federation, "pooled", local__batch_size=4, local__optimizer_state="kept", study__firewall="off")
+    whole = run_in_process(study, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run_in_process(study, tmp_path / "cut", crash_after("round", 2))
+    (run,) = (tmp_path / "cut").iterdir()
+    (run / "sites" / "(pooled)").rename(run / "sites" / "pooled")
+    for path in [run / "origin.json", run / "journal.jsonl", *run.glob("server/*.json")]:
+        path.write_text(without_digest(path.read_text().replace("(pooled)", "pooled"), path))
+    for path in run.glob("sites/pooled/memory/*.json"):
+        path.write_text(json.dumps(remembered_by_0_1(json.loads(path.read_text()), {"pooled": "state"})))
+    (run / "study.toml").write_text(as_written_by_0_1(study), encoding="utf-8")
+    assert state(simulation.resume(run, workers=0)) == state(whole)
+    trained = [event["site"] for event in RunFolder.open(run).events() if event["event"] == "train"]
+    assert trained == ["pooled"] * 3
+
+
+def without_digest(text: str, path: Path) -> str:
+    """A document as 0.1 wrote it; the lines of a journal have no checksum."""
+    if path.suffix != ".json":
+        return re.sub(r', "crc": "\w+"', "", text)
+    return json.dumps({key: value for key, value in json.loads(text).items() if key != "digest"})

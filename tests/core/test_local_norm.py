@@ -16,10 +16,10 @@ from consilium.errors import StudyError
 from consilium.local_norm import LocalNorm
 from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
+from consilium.site_opening import open_worker, place_in
 from consilium.tree import Packet, flatten
 from consilium.weights import SiteName, Weights, mean
 from consilium.wires.in_process import InProcess
-from consilium.worker import open_worker, place_in
 from tests.toy import toy_study
 
 MEAN, VAR, COUNT = "running_mean", "running_var", "num_batches_tracked"
@@ -117,13 +117,13 @@ def test_a_sites_own_come_back(run: tuple[str, Seen]) -> None:
     folder, study = found.folder, found.folder.study
     for site, steps in (("ada", 2), ("bea", 3), ("cid", 3)):
         worker = open_worker(study, study.federation(), site, found.wire.roster, place_in(folder.path, site))
-        kept = worker.shelf.at(1, worker.norm.kept(study.method)).norm  # type: ignore[union-attr]
+        kept = worker.memories.at(1, worker.norm.kept(study.method)).norm  # type: ignore[union-attr]
         names = {path.split("/")[-1] for path in kept}
         assert {name.rsplit(".", 1)[1] for name in names} == (
             {MEAN, VAR, COUNT, "weight", "bias"} if policy == "local" else {MEAN, VAR, COUNT}
         )
         assert {kept[path].item() for path in kept if path.endswith(COUNT)} == {2 * steps}
-        release = flatten(study.method.release(folder.last(study.method).server, worker.site.card))
+        release = flatten(study.method.release(folder.states.last(study.method).server, worker.site.card))
         predictor: Any = worker.predictor(release, merged=1)
         for path, tensor in kept.items():
             assert predictor.weights[path.removeprefix("global/")].equal(tensor)
@@ -138,7 +138,7 @@ def test_sites_keep_different_statistics(federation: Path, tmp_path: Path) -> No
     kept = []
     for site in ("ada", "bea"):
         worker = open_worker(study, study.federation(), site, found.wire.roster, place_in(found.folder.path, site))
-        kept.append(worker.shelf.at(1, worker.norm.kept(study.method)).norm)  # type: ignore[union-attr]
+        kept.append(worker.memories.at(1, worker.norm.kept(study.method)).norm)  # type: ignore[union-attr]
     assert not kept[0][found.statistics[0]].equal(kept[1][found.statistics[0]])
 
 

@@ -14,11 +14,14 @@ import torch
 from consilium import outgoing
 from consilium.errors import DataError
 from consilium.hospital import Limits
+from consilium.left_log import left
 from consilium.local_norm import LocalNorm
 from consilium.messages import AnswerHead, Request, ScoredModel, ScoreSheet, SiteFacts
 from consilium.outgoing import STEPS, Outgoing, SiteRules
-from consilium.policy import HospitalPolicy, Permissive, Refused, left, read_key, total_epsilon
-from consilium.privacy.dp import NotFinite, epsilon
+from consilium.policy import HospitalPolicy, Permissive, Refused, read_key
+from consilium.privacy.accounting import epsilon
+from consilium.privacy.dp import NotFinite
+from consilium.privacy.ledger import ledger, total
 from consilium.score_sheets import WHOLE, Score, make_sheet
 from consilium.site import Round
 from consilium.study import Study
@@ -62,6 +65,7 @@ def test_the_order_of_the_steps() -> None:
         "pack",
         "keep_local_normalisation",
         "clip_and_add_noise",
+        "round_for_transport",
         "refuse_what_is_not_finite",
         "log_and_let_go",
     ]
@@ -206,8 +210,9 @@ def test_scorings_without_a_limit_are_those_of_the_study_twice(federation: Path,
 def test_epsilon_adds_up_over_studies(federation: Path, tmp_path: Path) -> None:
     """Two updates with noise 4 and one with noise 8 have μ² = 2 (2/4)² + (2/8)²."""
     lines = [{"what": "train", "run": "a", "sha256": str(i), "noise": n} for i, n in enumerate((4.0, 4.0, 8.0))]
-    assert total_epsilon(lines, 1e-5) == pytest.approx(epsilon(math.sqrt(2 * 0.25 + 0.0625), 1e-5))
-    assert total_epsilon([*lines, {"what": "train", "run": "b", "sha256": "x", "noise": 0.0}], 1e-5) == math.inf
+    assert total(ledger(lines), 1e-5) == pytest.approx(epsilon(math.sqrt(2 * 0.25 + 0.0625), 1e-5))
+    bare = {"what": "train", "run": "b", "sha256": "x", "noise": 0.0}
+    assert total(ledger([*lines, bare]), 1e-5) == math.inf
     one = epsilon(2 / 20, 1e-5)
     policy = hospital(tmp_path, total_epsilon=1.5 * one)
     study = toy_study(federation, privacy__clip=1.0, privacy__noise=20.0)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from consilium.cli.progress import Progress
+from consilium.cli.progress import ProgressDisplay
+from consilium.contract import Interrupted, crash_after
 from consilium.errors import StudyError, WorkError
-from consilium.method import timeline
 from consilium.reports.page import write_page
 from consilium.reports.reading import read_run
 from consilium.run_folder import RunFolder
 from consilium.simulation import with_attendance
-from tests.contract.promises import Interrupted, crash_after
+from consilium.timeline import timeline
 from tests.core.counting import SITES, Counting, Desk, counting_study, go
 from tests.core.test_engine import events, last_x, lost
 
@@ -143,7 +143,7 @@ def test_too_few_answers_name_the_phase(federation: Path, tmp_path: Path) -> Non
 
 
 def shown(go_on: Callable[[Any], object]) -> list[str]:
-    progress = Progress()
+    progress = ProgressDisplay()
     with progress.console.capture() as capture:
         go_on(progress.show)
     return [re.sub(r"about .* left", "…", line) for line in capture.get().splitlines()]
@@ -168,7 +168,7 @@ def test_progress_shows_the_phase_by_itself(federation: Path, tmp_path: Path) ->
     with pytest.raises(Interrupted):
         go(study, Desk(SITES), tmp_path / "cut", crash_after("score", 2))
     first, *_ = shown(lambda watch: go(study, Desk(SITES), tmp_path / "cut", watch))
-    assert first == f"{name}: going on after round 2 of 3 rounds at 3 sites (ada 1, bea 2, cid 6)"
+    assert first == f"{name}: continuing after round 2 of 3 rounds at 3 sites (ada 1, bea 2, cid 6)"
 
 
 def test_a_report_counts_the_papers_rounds(federation: Path, tmp_path: Path) -> None:

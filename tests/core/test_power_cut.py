@@ -17,11 +17,12 @@ import torch
 
 from consilium.files import read_json
 from consilium.run_folder import RunFolder
-from consilium.store import DamagedError, MemoryShelf, read_document
+from consilium.store import DamagedError, MemoryStore, read_document
 from consilium.tree import message
 from consilium.weights import Weights
 from tests.toy import toy_study, write_toy
 
+pytestmark = pytest.mark.federation  # it starts processes and mounts images
 SIZE = 48 << 20
 Cut = Callable[..., Path]
 
@@ -41,9 +42,9 @@ def weights(round: int) -> Weights:
 
 def remember(place: Path, rounds: int, durable: bool) -> None:
     """A site that trains on and on."""
-    shelf = MemoryShelf(place / "memory", "hk", durable, private=True)
+    memories = MemoryStore(place / "memory", "hk", durable, private=True)
     for round in range(rounds):
-        shelf.put(round, Memory(weights(round), round), keep=(round - 1,))
+        memories.put(round, Memory(weights(round), round), keep=(round - 1,))
 
 
 def commit(place: Path, rounds: int, durable: bool) -> None:
@@ -52,8 +53,8 @@ def commit(place: Path, rounds: int, durable: bool) -> None:
 
     folder = RunFolder.create(toy_study(write_toy(place / "federation")), place / "runs")
     for round in range(rounds):
-        folder.notes([("train", {"round": round + 1, "site": "hk"})], durable=True)
-        folder.commit(Round(round, "train", round, rounds), Memory(weights(round), round), {"hk": round})
+        folder.journal.notes([("train", {"round": round + 1, "site": "hk"})], durable=True)
+        folder.states.commit(Round(round, "train", round, rounds), Memory(weights(round), round), {"hk": round})
 
 
 def main() -> None:
@@ -97,21 +98,21 @@ def cut(tmp_path: Path) -> Iterator[Cut]:
 @pytest.mark.parametrize("rounds", [2, *(pytest.param(rounds, marks=pytest.mark.slow) for rounds in (1, 5))])
 def test_a_hospitals_memory_outlives_a_power_cut(cut: Cut, rounds: int) -> None:
     """`put` has returned, so that the server may merge the round: its memory is there, and the one before."""
-    shelf = MemoryShelf(cut("remember", rounds) / "memory", "hk")
+    memories = MemoryStore(cut("remember", rounds) / "memory", "hk")
     for round in range(max(0, rounds - 2), rounds):
-        memory = shelf.at(round, Memory)
+        memory = memories.at(round, Memory)
         assert memory is not None and memory.step == round
         assert memory.own.digest == weights(round).digest
-    assert {path.stat().st_mode & 0o077 for path in (shelf.folder, *shelf.folder.rglob("*"))} == {0}
+    assert {path.stat().st_mode & 0o077 for path in (memories.folder, *memories.folder.rglob("*"))} == {0}
 
 
 @pytest.mark.slow
 def test_without_syncing_it_would_be_lost(cut: Cut) -> None:
     """What shows that the test above can fail, and that what is left then is noticed."""
-    shelf = MemoryShelf(cut("remember", 3, "careless") / "memory", "hk")
-    if shelf.folder.exists() and shelf.rounds():
+    memories = MemoryStore(cut("remember", 3, "careless") / "memory", "hk")
+    if memories.folder.exists() and memories.rounds():
         with pytest.raises(DamagedError):
-            shelf.at(2, Memory)
+            memories.at(2, Memory)
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(1, marks=pytest.mark.slow)])
@@ -123,4 +124,4 @@ def test_a_servers_round_outlives_a_power_cut(cut: Cut, rounds: int) -> None:
     assert events == list(range(1, rounds + 1))
     facts = read_document(run / "server" / f"{rounds - 1:05d}.json")
     assert read_json(run / "server" / f"{rounds - 1:05d}.json")["round"] == rounds - 1
-    assert folder._store.get(facts["server"], Memory).own.digest == weights(rounds - 1).digest
+    assert folder.states._store.get(facts["server"], Memory).own.digest == weights(rounds - 1).digest

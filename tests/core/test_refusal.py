@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from consilium import engine
+from consilium.contract import Tampered, with_packet
 from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
 from consilium.tree import Packet, flatten, message
 from consilium.weights import SiteName, Weights
-from tests.contract.promises import Tampered, with_packet
 from tests.toy import toy_study
 
 Spoil = Callable[[Packet], Packet]
@@ -96,15 +96,15 @@ KINDS: dict[str, tuple[Spoil, str]] = {
     "shape": (put(lambda tensor: tensor.reshape(-1, 1)), "where the study's network has"),
     "type": (put(lambda tensor: tensor.double()), "float64, where the study's network has"),
     "a missing tensor": (missing, "the packet has no tensor 'global/"),
-    "a tensor too many": (extra, "tensors nobody asked for: ['global/extra']"),
+    "a tensor too many": (extra, "unexpected tensors: ['global/extra']"),
     "a shorter network": (listed(lambda names: names[1:]), "has other tensors than the study's network"),
     "another network": (listed(lambda names: [*names, "x"], {"global/x": torch.zeros(1)}), "network (x)"),
     "another order": (listed(lambda names: names[::-1]), "in another order"),
-    "another message": (other_message, "here is a Uninvited, where a GlobalModel.Uplink should be"),
+    "another message": (other_message, "here is a Uninvited, where a GlobalModel.Uplink is expected"),
     "a loss that is no number": (loss_of('"low"'), "'loss' should be float, not str"),
-    "a loss that is not finite": (loss_of("NaN"), "'loss' is not finite"),
+    "a loss that is not finite": (loss_of("NaN"), "'loss' is nan, not from -0.001 to 1e+09"),
     "a value of 3e38": (first(3e38), "holds values that are too large"),
-    "a loss of 1e300": (loss_of("1e300"), "'loss' is too large"),
+    "a loss of 1e300": (loss_of("1e300"), "'loss' is 1e+300, not from -0.001 to 1e+09"),
     "steps below nothing": (number("steps", "-30"), "'steps' is"),
     "steps of 10^15": (number("steps", str(10**15)), "'steps' is"),
     "a text for a number": (number("steps", '"3"'), "'steps' should be int, not str"),
@@ -159,7 +159,7 @@ def test_the_run_goes_on_without_it(spoilt: RunFolder) -> None:
 
 
 def test_nothing_of_a_refused_update_is_in_the_model(spoilt: RunFolder, federation: Path) -> None:
-    server = spoilt.last(toy_study(federation).method).server
+    server = spoilt.states.last(toy_study(federation).method).server
     assert all(torch.isfinite(tensor).all() for tensor in server.global_.values())
 
 

@@ -11,7 +11,7 @@ import pytest
 from consilium import simulation
 from consilium.cli.main import main
 from consilium.errors import StudyError
-from consilium.policy import left
+from consilium.left_log import left
 from consilium.rehearsal import put_rules, read_rules, runs_under
 from consilium.run_folder import RunFolder
 from consilium.study import Study
@@ -27,7 +27,7 @@ def hospital(folder: Path, site: str = "bea", limits: str = "", labels: str = '[
 def rehearse(study: Study, rules: Path, runs: Path) -> RunFolder:
     found = read_rules([rules], study)
     folder = RunFolder.create(study, runs_under(found, runs))
-    put_rules(found, folder.path)
+    put_rules(found, folder.path, study)
     simulation.go_on(folder, workers=0)
     return folder
 
@@ -73,9 +73,58 @@ def test_rules_alone_change_no_bit(federation: Path, tmp_path: Path) -> None:
 def test_a_refusal_is_the_sentence_of_the_roll_call(
     limits: str, labels: str, why: str, federation: Path, tmp_path: Path
 ) -> None:
-    rules = hospital(tmp_path, limits=limits, labels=labels)
-    with pytest.raises(StudyError, match=f"site 'bea' cannot take part: .*{why}"):
-        rehearse(toy_study(federation), rules, tmp_path / "runs")
+    """As in a federation, the site is left out and the others go on."""
+    study = toy_study(federation, study__rounds=1)
+    folder = rehearse(study, hospital(tmp_path, limits=limits, labels=labels), tmp_path / "runs")
+    (said,) = events(folder, "left out")
+    assert said["site"] == "bea"
+    assert why in said["why"]
+    assert {event["site"] for event in events(folder, "train")} == {"ada", "cid"}
+    assert {row.site for row in folder.rows()} == {"ada", "cid"}
+    simulation.resume(folder.path, workers=0)  # finished, and still the same run
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"study__sites": ["ada", "bea"]}, "1 of 2 sites are left, and a run begins with at least 2"),
+        ({"method__name": "pooled"}, "pooled training needs all of them"),
+        ({"study__min_sites": 3}, "a run begins with at least 3"),
+        ({"study__sites_per_round": 3}, "there are 2 sites. Left out: bea: its hospital.toml names other labels"),
+    ],
+)
+def test_who_is_left_must_be_enough(changes: dict[str, Any], why: str, federation: Path, tmp_path: Path) -> None:
+    study = toy_study(federation, **changes)
+    with pytest.raises(StudyError) as error:
+        rehearse(study, hospital(tmp_path, labels='["cup"]'), tmp_path / "runs")
+    assert why in str(error.value)
+
+
+def test_who_is_left_must_draw_every_label(organs: Path, tmp_path: Path) -> None:
+    study = toy_study(organs, data__annotated={"cid": ["round"]})
+    with pytest.raises(StudyError, match="no site that is left annotates 'square'; left out: bea: "):
+        rehearse(study, hospital(tmp_path, labels='["cup"]'), tmp_path / "runs")
+
+
+@pytest.mark.parametrize("limits", ["", 'refused = ["fedavg"]'])
+def test_the_same_command_again_finds_its_run_and_other_rules_make_another(
+    limits: str, federation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rules are an input of the run, whoever they leave out."""
+    (tmp_path / "study.toml").write_text(toy_study(federation, study__rounds=1).to_toml())
+    arguments = ["run", str(tmp_path / "study.toml"), "--workers", "0", "--runs", str(tmp_path / "runs"), "--json"]
+
+    def once(rules: str) -> Path:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--policy", str(hospital(tmp_path, limits=rules))])
+        assert not ended.value.code
+        return Path(json.loads(capsys.readouterr().out)["run"])
+
+    run = once(limits)
+    before = (run / "journal.jsonl").read_bytes()
+    assert once(limits) == run
+    assert (run / "journal.jsonl").read_bytes() == before  # it was finished: nothing was trained
+    assert once("rounds = 5") != run
 
 
 def test_a_scoring_too_many_leaves_the_site_out_of_that_score(federation: Path, tmp_path: Path) -> None:

@@ -11,27 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consilium.errors import RunError
-from consilium.scores import (
-    COLUMNS,
-    Row,
-    by_case,
-    interval,
-    joint_best,
-    matrix,
-    paired,
-    read_rows,
-    run_summary,
-    selection,
-    summarise,
-    with_label_mean,
-    write_rows,
-)
+from consilium.scores.means import summarise, with_label_mean
+from consilium.scores.rows import COLUMNS, ScoreRow, read_rows, write_rows
+from consilium.scores.statistics import interval, paired
+from consilium.scores.summary import joint_best, run_summary
+from consilium.scores.views import by_case, matrix, selection
 
 
-def row(site: str, case: str, value: float, **other: object) -> Row:
+def row(site: str, case: str, value: float, **other: object) -> ScoreRow:
     fields = {"round": 1, "phase": "train", "model": "global", "of": "", "when": "merged", "outside": False}
     fields |= {"split": "test", "label": "disc", "metric": "dice", "site": site, "case": case, "value": value}
-    return Row(**(fields | other))  # type: ignore[arg-type]
+    return ScoreRow(**(fields | other))  # type: ignore[arg-type]
 
 
 def file_with(path: Path, body: str) -> Path:
@@ -156,14 +146,34 @@ def test_an_interval_is_as_wide_as_theory_says() -> None:
     assert high - low == pytest.approx(2 * 1.96 * math.sqrt(1 / 12) / 20, rel=0.08)
 
 
+def test_slices_of_a_volume_are_drawn_together() -> None:
+    """Ten slices that agree are one patient: the interval is that of two values, not of twenty."""
+    slices = {f"v{volume}#{i:03d}": float(volume) for volume in (0, 1) for i in range(10)}
+    assert interval({"a": slices}) == interval({"a": [0.0, 1.0]}) == (0.0, 1.0)
+    low, high = interval({"a": list(slices.values())})
+    assert high - low < 0.5
+    found = paired({"a": slices}, {"a": dict.fromkeys(slices, 0.0)})
+    assert found is not None
+    assert (found.difference, found.low, found.high, found.cases) == (0.5, 0.0, 1.0, 20)
+    assert found.p == 1.0  # two volumes, one of them without a gap
+
+
+def test_a_site_with_one_case_takes_the_spread_of_the_others() -> None:
+    low, high = interval({"a": [0.0, 1.0], "b": [0.5]})
+    assert (low, high) == pytest.approx((0.25 - math.sqrt(2) / 4, 0.75 + math.sqrt(2) / 4))
+    assert interval({"a": [0.2], "b": [0.4]}) == pytest.approx((0.3 - 0.1 * math.sqrt(2), 0.3 + 0.1 * math.sqrt(2)))
+
+
 def test_paired_differences_use_the_common_cases() -> None:
     a = {"a": {"1": 0.6, "2": 0.8}, "b": {"1": 0.9, "only in a": 0.0}, "c": {"1": 0.0}}
     b = {"a": {"1": 0.5, "2": 0.5}, "b": {"1": 0.8, "only in b": 1.0}}
     found = paired(a, b)
     assert found is not None
     assert found.difference == pytest.approx(0.15)  # ((0.1 + 0.3) / 2 + 0.1) / 2
-    assert found.low == pytest.approx(0.1)  # site a resampled as 0.1, 0.1
-    assert found.high == pytest.approx(0.2)
+    # site a resampled as 0.1, 0.1 or 0.3, 0.3; b has one case and takes a's spread, (0.2 ± 0.1) times √2
+    assert found.low == pytest.approx((0.1 + 0.1 - 0.1 * math.sqrt(2)) / 2)
+    assert found.high == pytest.approx((0.3 + 0.1 + 0.1 * math.sqrt(2)) / 2)
+    assert found.single == ("b",)
     assert found.p == pytest.approx(0.25)  # three gaps of one sign: 2 / 2**3
     assert found.cases == 3
 
@@ -208,7 +218,7 @@ def test_the_summary_of_a_run() -> None:
 def test_the_best_on_test_stands_under_its_own_name() -> None:
     """Site means .5, .75 and .6 in rounds 2, 4 and 6 (the one best on validation): bmcta is round 4's."""
 
-    def right(round: int, site: str, value: float, **other: object) -> Row:
+    def right(round: int, site: str, value: float, **other: object) -> ScoreRow:
         fields: dict[str, object] = {"metric": "accuracy", "label": "class", "model": "personal", "of": site}
         return row(site, "1", value, **(fields | {"round": round} | other))
 
@@ -234,7 +244,7 @@ def test_the_best_on_test_stands_under_its_own_name() -> None:
         [row("a", "1", math.nan), row("a", "1", 0.5, label="cup")],
     ],
 )
-def test_a_summary_never_holds_nan(rows: list[Row]) -> None:
+def test_a_summary_never_holds_nan(rows: list[ScoreRow]) -> None:
     summary = run_summary("fedavg", 0, 1, "global", "dice", rows, rows, 1, 1, 0.0, 0, 0, 0.0)
     json.dumps(summary, allow_nan=False)
     assert "site_mean" not in summary["headline"]
@@ -266,11 +276,13 @@ NAMES = st.text(st.characters(codec="utf-8"), max_size=6)
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(
     rows=st.lists(
-        st.builds(Row, *[st.integers(0, 999)], *[NAMES] * 5, st.booleans(), *[NAMES] * 4, st.floats(allow_nan=False)),
+        st.builds(
+            ScoreRow, *[st.integers(0, 999)], *[NAMES] * 5, st.booleans(), *[NAMES] * 4, st.floats(allow_nan=False)
+        ),
         max_size=4,
     )
 )
-def test_rows_come_back_exactly(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rows_come_back_exactly(rows: list[ScoreRow], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = file_with(tmp_path_factory.mktemp("scores") / "scores.csv", write_rows(rows))
     assert read_rows(path) == rows
 

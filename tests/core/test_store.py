@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from consilium.contract import digest
 from consilium.errors import RunError
-from consilium.store import MemoryShelf, Store
+from consilium.store import MemoryStore, Store
 from consilium.tree import PacketError, message
 from consilium.weights import Weights
-from tests.contract.promises import digest
 
 
 @message
@@ -81,67 +81,67 @@ def test_exchanged_content_is_noticed(tmp_path: Path) -> None:
         store.get({**document, "weights": other["weights"]}, Memory)
 
 
-# ---------------------------------------------------------------------------------------------- the shelf
+# ---------------------------------------------------------------------------------------------- the memory store
 
 
-def remembered(shelf: MemoryShelf, round: int, after: int, value: float, best: int = -1) -> None:
+def remembered(memories: MemoryStore, round: int, after: int, value: float, best: int = -1) -> None:
     """What a site does at the end of a round that went on from round `after`."""
-    shelf.put(round, Memory(vector(value), {}, round), keep=(after, best))
+    memories.put(round, Memory(vector(value), {}, round), keep=(after, best))
 
 
-def test_the_shelf_keeps_the_merged_and_the_current_round(tmp_path: Path) -> None:
-    shelf = MemoryShelf(tmp_path, "hk")
+def test_the_memory_store_keeps_the_merged_and_the_current_round(tmp_path: Path) -> None:
+    memories = MemoryStore(tmp_path, "hk")
     for round in range(4):
-        remembered(shelf, round, round - 1, float(round))
-    assert shelf.rounds() == [2, 3]
-    assert [shelf.at(round, Memory).own["w"][0].item() for round in (2, 3)] == [2.0, 3.0]  # type: ignore[union-attr]
+        remembered(memories, round, round - 1, float(round))
+    assert memories.rounds() == [2, 3]
+    assert [memories.at(round, Memory).own["w"][0].item() for round in (2, 3)] == [2.0, 3.0]  # type: ignore[union-attr]
     assert len(files(tmp_path)) == 2
 
 
-def test_the_shelf_also_keeps_the_best_round(tmp_path: Path) -> None:
-    shelf = MemoryShelf(tmp_path, "hk")
+def test_the_memory_store_also_keeps_the_best_round(tmp_path: Path) -> None:
+    memories = MemoryStore(tmp_path, "hk")
     for round, best in ((0, -1), (1, 0), (2, 1), (3, 1), (4, 1)):
-        remembered(shelf, round, round - 1, float(round), best)
-    assert shelf.rounds() == [1, 3, 4]
+        remembered(memories, round, round - 1, float(round), best)
+    assert memories.rounds() == [1, 3, 4]
 
 
 def test_a_lost_round_is_dropped(tmp_path: Path) -> None:
     """Round 1 never reached the server, so round 2 starts from round 0 again and round 1 goes."""
-    shelf = MemoryShelf(tmp_path, "hk")
-    remembered(shelf, 0, -1, 10.0)
-    remembered(shelf, 1, 0, 11.0)
-    remembered(shelf, 2, 0, 12.0)
-    assert shelf.rounds() == [0, 2]
+    memories = MemoryStore(tmp_path, "hk")
+    remembered(memories, 0, -1, 10.0)
+    remembered(memories, 1, 0, 11.0)
+    remembered(memories, 2, 0, 12.0)
+    assert memories.rounds() == [0, 2]
     assert f"{vector(11.0).digest}.safetensors" not in files(tmp_path)
 
 
 def test_a_round_from_the_future_is_dropped(tmp_path: Path) -> None:
     """A server that lost its last commit trains round 2 again; the old rounds 2 and 3 must not survive."""
-    shelf = MemoryShelf(tmp_path, "hk")
+    memories = MemoryStore(tmp_path, "hk")
     for round in (0, 1, 2, 3):
-        remembered(shelf, round, round - 1, float(round))
-    assert shelf.rounds() == [2, 3]
-    remembered(shelf, 2, 1, 22.0)
-    assert shelf.rounds() == [2]
-    assert shelf.at(2, Memory).own["w"][0].item() == 22.0  # type: ignore[union-attr]
+        remembered(memories, round, round - 1, float(round))
+    assert memories.rounds() == [2, 3]
+    remembered(memories, 2, 1, 22.0)
+    assert memories.rounds() == [2]
+    assert memories.at(2, Memory).own["w"][0].item() == 22.0  # type: ignore[union-attr]
     assert files(tmp_path) == [f"{vector(22.0).digest}.safetensors"]
 
 
 def test_nothing_is_remembered_before_the_first_round(tmp_path: Path) -> None:
-    assert MemoryShelf(tmp_path / "none", "hk").at(-1, Memory) is None
-    assert MemoryShelf(tmp_path / "none", "hk").rounds() == []
+    assert MemoryStore(tmp_path / "none", "hk").at(-1, Memory) is None
+    assert MemoryStore(tmp_path / "none", "hk").rounds() == []
 
 
 def test_a_forgotten_round_is_said(tmp_path: Path) -> None:
-    shelf = MemoryShelf(tmp_path, "hk")
-    remembered(shelf, 0, -1, 1.0)
-    with pytest.raises(RunError, match=r"site 'hk' has forgotten a round that the server merged.*Restore"):
-        shelf.at(4, Memory)
+    memories = MemoryStore(tmp_path, "hk")
+    remembered(memories, 0, -1, 1.0)
+    with pytest.raises(RunError, match=r"site 'hk' lacks a round that the server merged.*Restore"):
+        memories.at(4, Memory)
 
 
 def test_a_damaged_memory_is_said(tmp_path: Path) -> None:
-    shelf = MemoryShelf(tmp_path, "hk")
-    remembered(shelf, 0, -1, 1.0)
+    memories = MemoryStore(tmp_path, "hk")
+    remembered(memories, 0, -1, 1.0)
     (tmp_path / "00000.json").write_text("{")
     with pytest.raises(RunError, match=r"00000.json is damaged"):
-        shelf.at(0, Memory)
+        memories.at(0, Memory)

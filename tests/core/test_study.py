@@ -15,8 +15,9 @@ from consilium.methods import METHODS
 from consilium.methods.fedsm import FedSM
 from consilium.networks import NETWORKS
 from consilium.simulation import run
-from consilium.study import Study, load_study, make_study, with_plan
-from consilium.worker import members_of
+from consilium.study import Study, with_plan
+from consilium.study_reading import load_study, make_study
+from consilium.validation import members_of
 from tests.toy import toy_study
 
 
@@ -95,7 +96,7 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
     ({"task": {"selector": "vgg16"}}, ["vgg-small, vgg11"]),
     ({"task": {"overlap": 1.0}}, ["overlap = 1.0", "[0, 1)"]),
     ({"task": {"patch": [0, 8]}}, ["patch", "positive"]),
-    ({"task": {"augment": ["flipp"]}}, ["no 'flipp'", "flip, rotate"]),
+    ({"task": {"augment": ["flipp"]}}, ["no 'flipp'", "flip, flip-plane"]),
     ({"task": {"widths": [4]}}, ["widths = [4]", "at least two"]),
     ({"task": {"norm": "layer"}}, ["instance, batch, group"]),
     ({"preprocess": {"size": [8, 8, 8]}}, ["size = [8, 8, 8]", "2-D images"]),
@@ -124,7 +125,10 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
     # classes of one's own
     ({"method": {"name": "nowhere.at_all:Method"}}, ["cannot import nowhere.at_all:Method"]),
     ({"method": {"name": "consilium.methods.fedsm:FedSN"}}, ["cannot import"]),
-    ({"method": {"name": "tests.core.test_study:NoDataclass"}}, ["is not a method", "derived from Method"]),
+    (
+        {"method": {"name": "tests.core.test_study:NoDataclass"}},
+        ["is not a method", "derived from consilium.method.Method"],
+    ),
     ({"task": {"network": "tests.core.test_study:NoDataclass"}}, ["is not a network", "with build()"]),
 ]
 
@@ -293,7 +297,7 @@ def test_a_relative_federation_lies_beside_the_study(federation: Path, tmp_path:
 
 
 def test_with_facts_a_study_needs_no_data_until_it_trains(tmp_path: Path) -> None:
-    """As at the office of a federation, which has none."""
+    """As at the administrator of a federation, which has none."""
     facts = {"task": "segmentation", "labels": ["disc"], "dimensions": 2, "channels": 3}
     study = make_study({"facts": facts, "method": {"name": "fedavg"}})
     assert study.task.network() is not None
@@ -334,4 +338,5 @@ def test_a_network_of_ones_own_by_its_class(federation: Path, tmp_path: Path) ->
 
 
 def test_the_named_networks_are_all_there() -> None:
-    assert set(NETWORKS) == {"unet2d", "unet3d", "plain-unet", "cnn", "vgg11", "vgg-small"}
+    papers = {"unet2d", "unet3d", "plain-unet", "cnn", "vgg11", "vgg-small"}
+    assert set(NETWORKS) == papers | {"dynunet", "segresnet", "swin-unetr", "densenet", "resnet"}

@@ -18,10 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from consilium import tree
+from consilium import packet_files, tree
+from consilium.contract import digest
 from consilium.tree import Packet, PacketError, flatten, message, unflatten
 from consilium.weights import Weights
-from tests.contract.promises import digest
 
 
 @message
@@ -107,8 +107,8 @@ def test_a_file_brings_everything_back(tmp_path: Path) -> None:
         1, 0.1, "hé\n", True, None, torch.eye(2), torch.tensor([True, False, True]), small(1.5).global_,
         Inner(2.0, small(0.5).global_), (1.0, 2.0), {"hk": small(9.0).global_}, {},
     )  # fmt: skip
-    tree.save(item, tmp_path / "all.safetensors")
-    assert digest(tree.load(tmp_path / "all.safetensors", Everything)) == digest(item)
+    packet_files.save(item, tmp_path / "all.safetensors")
+    assert digest(packet_files.load(tmp_path / "all.safetensors", Everything)) == digest(item)
 
 
 def test_a_float_that_is_whole_stays_a_float() -> None:
@@ -134,8 +134,8 @@ def test_forgotten_tensors_of_a_file_take_no_memory_and_come_back(tmp_path: Path
         return sum(int(line.split()[1]) for area in here for line in area.splitlines() if line.startswith("Rss:"))
 
     large = torch.arange(1 << 20, dtype=torch.float32)
-    tree.save(Inner(0.0, Weights({"large": large, "small": torch.ones(3)})), tmp_path / "x")
-    weights = tree.load(tmp_path / "x", Inner).weights
+    packet_files.save(Inner(0.0, Weights({"large": large, "small": torch.ones(3)})), tmp_path / "x")
+    weights = packet_files.load(tmp_path / "x", Inner).weights
     view = weights["large"]
     assert torch.equal(view, large)
     before = mapped()
@@ -156,7 +156,7 @@ def test_paths_are_fields_and_names_joined(tmp_path: Path) -> None:
         personal: Mapping[str, Weights]
 
     item = small(1.0, 2.0).global_
-    tree.save(Server(item, {"hk": item, "bin": item}), tmp_path / "s.safetensors")
+    packet_files.save(Server(item, {"hk": item, "bin": item}), tmp_path / "s.safetensors")
     with safe_open(tmp_path / "s.safetensors", framework="pt") as file:
         assert sorted(file.keys()) == sorted(
             f"{path}/{name}" for path in ("global", "personal/hk", "personal/bin") for name in item
@@ -177,7 +177,7 @@ def test_two_sites_whose_names_differ_by_a_last_underscore_stay_apart() -> None:
 
 def test_the_safetensors_library_reads_our_files(tmp_path: Path) -> None:
     item = Small(Weights({"a": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "e": torch.zeros(0, 2)}), 1)
-    tree.save(item, tmp_path / "x.safetensors")
+    packet_files.save(item, tmp_path / "x.safetensors")
     read = load_file(tmp_path / "x.safetensors")
     assert read["global/a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert read["global/n"].item() == 7
@@ -196,15 +196,15 @@ def test_equal_messages_are_equal_files(tmp_path: Path) -> None:
 
     first = state(["a", "b", "c"], torch.clone)
     second = state(["c", "a", "b"], lambda t: t.contiguous(memory_format=torch.channels_last))
-    tree.save(first, tmp_path / "first")
-    tree.save(second, tmp_path / "second")
+    packet_files.save(first, tmp_path / "first")
+    packet_files.save(second, tmp_path / "second")
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
-    assert tree.to_bytes(tree.with_digest(flatten(first))) == (tmp_path / "first").read_bytes()
+    assert packet_files.to_bytes(packet_files.with_digest(flatten(first))) == (tmp_path / "first").read_bytes()
 
 
 def test_a_file_backed_message_is_written_again_byte_for_byte(tmp_path: Path) -> None:
-    tree.save(small(1.0, 2.0), tmp_path / "one")
-    tree.save(tree.load(tmp_path / "one", Small), tmp_path / "two")
+    packet_files.save(small(1.0, 2.0), tmp_path / "one")
+    packet_files.save(packet_files.load(tmp_path / "one", Small), tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
@@ -235,7 +235,7 @@ def dropped(name: str) -> Packet:
 SOUND = flatten(small(1.0))
 OTHER_TYPE = '{"type":"os.system","tree":{}}'
 BAD: dict[str, tuple[Packet, str]] = {
-    "another message": (flatten(Other(small(1.0).global_, 3)), "here is a Other, where a Small should be"),
+    "another message": (flatten(Other(small(1.0).global_, 3)), "here is a Other, where a Small is expected"),
     "a missing tensor": (dropped("global/bias"), "no tensor 'global/bias'"),
     "an extra tensor": (Packet(SOUND.header, {**SOUND.tensors, "x": torch.zeros(1)}), "'x'"),
     "a text for a number": (edited(steps="many"), "'steps' should be int, not str"),
@@ -244,9 +244,9 @@ BAD: dict[str, tuple[Packet, str]] = {
     "a text for weights": (edited(global_="tensor"), "'global' should be list, not str"),
     "a missing field": (edited(steps="gone"), "should have the fields"),
     "a further field": (edited(command="rm"), "should have the fields"),
-    "no JSON": (Packet("{", {}), "header is not one of ours"),
-    "a list": (Packet("[]", {}), "header is not one of ours"),
-    "a header without shape": (Packet('{"message": "1", "masks": {}}', {}), "shape is not one of ours"),
+    "no JSON": (Packet("{", {}), "header is not valid"),
+    "a list": (Packet("[]", {}), "header is not valid"),
+    "a header without shape": (Packet('{"message": "1", "masks": {}}', {}), "shape is not valid"),
     "a class by name": (Packet(json.dumps({"message": OTHER_TYPE, "masks": {}}), {}), "os.system"),
 }  # fmt: skip
 
@@ -290,7 +290,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (_cut, "damaged or not a safetensors file"),
     "empty": (lambda path: path.write_bytes(b""), "damaged or not a safetensors file"),
     "no safetensors file": (lambda path: path.write_text("hello, this is a text file"), "damaged or not"),
-    "somebody else's safetensors": (_foreign, "not one of ours"),
+    "somebody else's safetensors": (_foreign, "consilium did not write it"),
     "gone": (lambda path: path.unlink(), "there is no file"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "damaged or not a safetensors file"),
 }
@@ -300,10 +300,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_damaged_file_is_refused_in_a_sentence_with_its_name(how: str, tmp_path: Path) -> None:
     damage, words = DAMAGE[how]
     path = tmp_path / "state.safetensors"
-    tree.save(small(1.0), path)
+    packet_files.save(small(1.0), path)
     damage(path)
     with pytest.raises(PacketError) as error:
-        tree.load(path, Small)
+        packet_files.load(path, Small)
     assert words in str(error.value) and "state.safetensors" in str(error.value)
 
 
@@ -321,22 +321,22 @@ def _flips(path: Path, bits: int) -> Iterator[bytes]:
 def test_no_turned_bit_of_a_kept_file_is_used(bits: int, tmp_path: Path) -> None:
     """Whatever bit of the file turns over, in its header, table or tensors: the message is the one saved or refused."""
     item, path, turned = small(1.5), tmp_path / "state.safetensors", tmp_path / "turned.safetensors"
-    tree.save(item, path)
+    packet_files.save(item, path)
     expected, used = digest(item), 0
     for content in _flips(path, bits):
         turned.write_bytes(content)
         with suppress(PacketError):
-            used += digest(tree.load(turned, Small)) != expected
+            used += digest(packet_files.load(turned, Small)) != expected
     assert used == 0
 
 
 def test_a_file_of_0_1_has_no_digest_and_opens(tmp_path: Path) -> None:
     item = small(1.5)
-    tree.write(flatten(item), tmp_path / "old.safetensors")
-    assert tree.digest_of(tree.read(tmp_path / "old.safetensors")) is None
-    assert digest(tree.load(tmp_path / "old.safetensors", Small)) == digest(item)
-    tree.save(item, tmp_path / "new.safetensors")
-    assert tree.digest_of(tree.read(tmp_path / "new.safetensors"))
+    packet_files.write(flatten(item), tmp_path / "old.safetensors")
+    assert packet_files.digest_of(packet_files.read(tmp_path / "old.safetensors")) is None
+    assert digest(packet_files.load(tmp_path / "old.safetensors", Small)) == digest(item)
+    packet_files.save(item, tmp_path / "new.safetensors")
+    assert packet_files.digest_of(packet_files.read(tmp_path / "new.safetensors"))
 
 
 def test_a_message_holds_nothing_else() -> None:
@@ -353,9 +353,9 @@ def test_a_tensor_that_is_a_part_of_another_is_written(beside: bool, tmp_path: P
     column, shown = torch.arange(6.0).view(3, 2)[:, 0], torch.ones(1).expand(4)
     others = {"z": torch.zeros(2)} if beside else {}
     for tensor in (column, shown):
-        tree.write(Packet("{}", {"a": tensor, **others}), tmp_path / "x")
+        packet_files.write(Packet("{}", {"a": tensor, **others}), tmp_path / "x")
         assert load_file(tmp_path / "x")["a"].tolist() == tensor.tolist()
 
 
 def test_writing_tells_the_size(tmp_path: Path) -> None:
-    assert tree.write(flatten(small(1.0)), tmp_path / "n") == (tmp_path / "n").stat().st_size
+    assert packet_files.write(flatten(small(1.0)), tmp_path / "n") == (tmp_path / "n").stat().st_size

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from consilium import engine, simulation, tree
+from consilium.contract import run_in_process
 from consilium.errors import DataError, WireError
 from consilium.messages import AnswerHead, Envelope, Request, card_from_json, card_to_json
 from consilium.methods.fedavg import FedAvg
@@ -24,7 +25,6 @@ from consilium.weights import SiteName
 from consilium.wires.in_process import InProcess
 from consilium.wires.local_sites import LocalAnswer, LocalRequest
 from consilium.wires.processes import Pool, Processes, held_back
-from tests.contract.promises import run_in_process
 from tests.toy import toy_study, write_toy
 
 FILES = ("last.safetensors", "best.safetensors", "scores.csv")
@@ -260,7 +260,7 @@ class Waiting:
     def ask(self, request: Any) -> LocalAnswer:
         self.asked += 1
         self.busy.set()
-        self._stopped.wait(10)
+        assert self._stopped.wait(150)
         return LocalAnswer(AnswerHead("gone"), "the worker process died", died=True)
 
     def stop(self) -> None:
@@ -280,7 +280,7 @@ def test_a_pool_that_is_closed_starts_nothing_again() -> None:
 
     request = LocalRequest("run", "ada", Request("score", "run"), "", "")
     waiting = [pool._threads.submit(pool._ask, request) for _ in ("ada", "bea")]
-    process.busy.wait(10)
+    assert process.busy.wait(150)
     pool.close()
     assert waiting[1].cancelled()
     assert process.asked == 1

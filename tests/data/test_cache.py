@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import shutil
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -17,9 +19,13 @@ import pytest
 from PIL import Image
 
 from consilium.data import cache as cache_module
-from consilium.data.cache import SiteArrays, cache_root, open_site
-from consilium.data.preprocess import Preprocess, invert
-from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
+from consilium.data import cache_pieces
+from consilium.data.cache import SiteArrays, open_site
+from consilium.data.cache_place import cache_root
+from consilium.data.mask_files import invert
+from consilium.data.preprocess import Preprocess
+from consilium.data.site_folder import Case, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import DataError, StudyError, WorkError
 
 HOW = Preprocess(size=(8, 8))
@@ -105,8 +111,8 @@ def test_classes_are_indices(tmp_path: Path) -> None:
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reads: list[str] = []
-    examine, file_hash = cache_module.examine, cache_module.file_hash
-    monkeypatch.setattr(cache_module, "examine", lambda *a: (reads.append("decoded"), examine(*a))[1])
+    examine, file_hash = cache_pieces.examine, cache_module.file_hash
+    monkeypatch.setattr(cache_pieces, "examine", lambda *a: (reads.append("decoded"), examine(*a))[1])
     monkeypatch.setattr(cache_module, "file_hash", lambda path: (reads.append("hashed"), file_hash(path))[1])
     return reads
 
@@ -305,20 +311,118 @@ def test_what_a_killed_build_left_is_swept_away(tmp_path: Path, fed: Path) -> No
     assert young.exists()
 
 
+class _Stopped(Exception):
+    """As if the power went."""
+
+
+@pytest.fixture
+def never_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_pieces, "SMALL", 0)
+
+
+def _after_two(done: int, total: int) -> None:
+    if done == 2:
+        raise _Stopped
+
+
+def test_a_build_that_was_stopped_goes_on(
+    tmp_path: Path, fed: Path, never_small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = opened(tmp_path)
+    wanted = {name: (whole.folder / name).read_bytes() for name in (*cache_module.ARRAYS, "index.json")}
+    shutil.rmtree(whole.folder)
+    with pytest.raises(_Stopped):
+        opened(tmp_path, progress=_after_two)
+    reads = count_reads(monkeypatch)
+    steps: list[tuple[int, int]] = []
+    again = opened(tmp_path, progress=lambda done, total: steps.append((done, total)))
+    assert reads.count("decoded") == 1  # of three
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    assert {name: (again.folder / name).read_bytes() for name in wanted} == wanted
+    assert [path.name for path in again.folder.parent.iterdir()] == [again.folder.name]
+
+
+def test_a_damaged_piece_is_made_again(tmp_path: Path, fed: Path, never_small: None) -> None:
+    with pytest.raises(_Stopped):
+        opened(tmp_path, progress=_after_two)
+    (pieces,) = (tmp_path / "cache" / "arrays").glob(".pieces-*")
+    piece = pieces / "1"
+    piece.write_bytes(piece.read_bytes()[:-1] + b"\x07")
+    assert np.allclose(opened(tmp_path).image(1), 0.2)
+
+
+def test_a_build_ends_well_when_another_has_finished_the_site_before(
+    tmp_path: Path, fed: Path, never_small: None
+) -> None:
+    """The faster one removes the pieces of both."""
+    faster: list[SiteArrays] = []
+
+    def overtaken(done: int, total: int) -> None:
+        if done == 1:
+            faster.append(opened(tmp_path))
+
+    slower = opened(tmp_path, progress=overtaken)
+    assert slower.folder == faster[0].folder
+    assert [float(slower.image(i).mean()) for i in range(3)] == pytest.approx([0, 0.2, 0.4])
+    assert [path.name for path in slower.folder.parent.iterdir()] == [slower.folder.name]
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EEXIST])
+def test_a_piece_that_cannot_be_kept_because_its_folder_goes_away_is_used_all_the_same(
+    tmp_path: Path, fed: Path, never_small: None, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(cache_pieces, "write_parts", failing(number))
+    assert np.allclose(opened(tmp_path).image(1), 0.2)
+
+
+def test_a_full_disk_is_told_while_pieces_are_kept(
+    tmp_path: Path, fed: Path, never_small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_pieces, "write_parts", failing(errno.ENOSPC))
+    with pytest.raises(WorkError, match=r"No space left.*free space there"):
+        opened(tmp_path)
+
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*given: object, **more: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.federation
+def test_several_processes_write_the_bytes_of_one(tmp_path: Path, fed: Path) -> None:
+    one = opened(tmp_path)
+    wanted = {name: (one.folder / name).read_bytes() for name in (*cache_module.ARRAYS, "index.json")}
+    shutil.rmtree(one.folder)
+    save(fed / "west" / "images" / "1.png", np.full((12, 10), 51))  # its time changes, not its content
+    several = opened(tmp_path, workers=2)
+    assert {name: (several.folder / name).read_bytes() for name in wanted} == wanted
+
+
+@pytest.mark.federation
+def test_several_processes_list_all_faults(tmp_path: Path, fed: Path) -> None:
+    for i in (0, 2):
+        (fed / "west" / "images" / f"{i}.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"(?s)0\.png.*2\.png"):
+        opened(tmp_path, workers=2)
+
+
 def _open_together(place: str, barrier: Barrier, answers: Any) -> None:
     federation = read_federation(Path(place) / "fed")
     build = cache_module._build
 
     def build_and_wait(*a: Any) -> None:
         build(*a)
-        barrier.wait(30)  # both have built before either renames
+        barrier.wait(150)  # both have built before either renames
 
     cache_module._build = build_and_wait
     arrays = open_site(federation, federation.sites["west"], HOW, Path(place) / "cache")
     answers.put((str(arrays.folder), float(arrays.image(2).mean())))
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.federation
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_processes_building_at_once_both_end_well(tmp_path: Path, fed: Path, damaged: bool) -> None:
     if damaged:
         damage(opened(tmp_path).folder, "images cut")
@@ -327,9 +431,9 @@ def test_two_processes_building_at_once_both_end_well(tmp_path: Path, fed: Path,
     both = [context.Process(target=_open_together, args=(str(tmp_path), barrier, answers)) for _ in range(2)]
     for process in both:
         process.start()
-    got = [answers.get(timeout=60) for _ in both]
+    got = [answers.get(timeout=180) for _ in both]
     for process in both:
-        process.join(60)
+        process.join(180)
         assert process.exitcode == 0
     assert got[0] == got[1]
     assert got[0][1] == pytest.approx(0.4)

@@ -12,8 +12,10 @@ import pytest
 import SimpleITK
 from PIL import Image
 
-from consilium.data.check import check, fix
-from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
+from consilium.data.check import check
+from consilium.data.fixing import fix
+from consilium.data.site_folder import Case, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -29,11 +31,23 @@ def fed(tmp_path: Path) -> Path:
         for i, split in enumerate(SPLITS):
             for kind in ("images", "labels"):
                 (folder / site / kind).mkdir(parents=True, exist_ok=True)
-            save(folder / site / "images" / f"{i}.png", np.full((6, 5), 10 * s + i))
-            save(folder / site / "labels" / f"{i}.png", np.eye(6, 5) + np.eye(6, 5, 1) * 2)
+            save(folder / site / "images" / f"{i}.png", picture(10 * s + i))
+            save(folder / site / "labels" / f"{i}.png", mask(3 * s + i))
             cases.append(Case(f"c{i}", f"p{i}", split, Path(f"images/{i}.png"), Path(f"labels/{i}.png")))
         write_site(folder, site, cases)
     return folder
+
+
+def picture(number: int, shape: tuple[int, int] = (6, 5)) -> Any:
+    return np.random.default_rng(number).integers(0, 200, shape)
+
+
+def mask(number: int, values: tuple[int, ...] = (1, 2)) -> Any:
+    """Every label is one block, and no two masks are the same."""
+    drawn = np.zeros((6, 5))
+    for value in values:
+        drawn[2 * value - 1 : 2 * value + (number >= 3), : 1 + number % 3] = value
+    return drawn
 
 
 def save(path: Path, array: Any) -> None:
@@ -49,14 +63,14 @@ def test_a_sound_federation_has_no_fault_and_no_note(fed: Path) -> None:
 
 def test_cases_without_a_mask_are_counted_and_copied(fed: Path, tmp_path: Path) -> None:
     (fed / "west/site.toml").write_text('name = "west"\nannotated = ["disc", "cup"]\n')
-    save(fed / "west/images/3.png", np.full((6, 5), 77))
+    save(fed / "west/images/3.png", picture(77))
     with (fed / "west/cases.csv").open("a") as table:
         table.write("c3,p3,train,images/3.png,\n")
     finding = check(fed)
     assert finding.faults == () and finding.unlabelled == {"west": 1}
     assert finding.counts["west"]["train"] == 2
     (note,) = finding.notes
-    assert "site 'west' has 1 case without a mask; methods with teachers learn from them" in note
+    assert "site 'west' has 1 case without a mask. Methods with teachers learn from them" in note
     assert fix(fed, tmp_path / "copy") == []
     assert check(tmp_path / "copy") == finding
     (fed / "west/images/3.png").write_bytes(b"x" * 99)
@@ -132,12 +146,12 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def only_disc(west: Path) -> None:
     for path in west.glob("labels/*.png"):
-        save(path, np.eye(6, 5))
+        save(path, mask(3 + int(path.stem), (1,)))
 
 
 def bigger(west: Path) -> None:
-    save(west / "images/0.png", np.eye(8, 4))
-    save(west / "labels/0.png", np.eye(8, 4))
+    save(west / "images/0.png", picture(5, (8, 4)))
+    save(west / "labels/0.png", np.repeat(mask(3)[:4, :4], 2, axis=0))
 
 
 def twin(west: Path, split: int, of: Path) -> None:
@@ -150,8 +164,7 @@ NOTES = [
     (only_disc, ["site 'west' says it draws 'cup'", "value 2"]),
     (lambda w: (w / "site.toml").write_text('name = "west"\nannotated = ["disc"]'), ["'cup'", "it is hidden"]),
     (bigger, ["2 sizes, from 6×4 to 8×5"]),
-    (lambda w: twin(w, 0, of=w), ["1 image of site 'west' (test) also in site 'west' (train): c2 = c0"]),
-    (lambda w: twin(w, 2, of=w.parent / "east"), ["site 'east' (test) also in site 'west' (test): c2 = c2"]),
+    (lambda w: twin(w, 2, of=w.parent / "east"), ["the same picture as test case 'c2' of site 'east'", "Two sites"]),
 ]
 
 
@@ -180,7 +193,8 @@ def test_volumes_that_lie_differently(tmp_path: Path) -> None:
     notes = check(tmp_path).notes
     assert any("2 spacings (2×1×1, 3×1×1 mm" in note for note in notes)
     assert any("2 orientations (LAS, RAS)" in note for note in notes)
-    assert any("1 mask in another place than the image" in note and "west/c1" in note for note in notes)
+    (moved,) = [found for found in check(tmp_path).findings if found.kind == "misplaced mask"]
+    assert (moved.case, moved.file, moved.severity) == ("c1", "west/m1.nii.gz", "warning")
 
 
 def test_fix_copies_what_is_sound_and_says_what_is_not(tmp_path: Path, fed: Path) -> None:
@@ -237,7 +251,7 @@ def test_fix_refuses_to_overwrite_or_to_mend_the_head(tmp_path: Path, fed: Path)
         fix(fed, fed / "to")
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "file").touch()
-    with pytest.raises(DataError, match="is already there"):
+    with pytest.raises(DataError, match="exists already"):
         fix(fed, tmp_path / "to")
     for path in fed.glob("*/images/*"):
         path.write_bytes(b"")

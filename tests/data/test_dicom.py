@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from consilium.data.check import check
-from consilium.data.dicom import write_segmentation
-from consilium.data.images import files_of, images_in, read_image, read_mask, together, write_mask
-from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
+from consilium.data.image_folders import images_in
+from consilium.data.images import files_of, read_image, read_mask, together
+from consilium.data.mask_files import write_mask, write_segmentation
+from consilium.data.site_folder import Case, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import DataError
 from tests.dicom_files import write_series
 

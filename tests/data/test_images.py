@@ -12,7 +12,8 @@ import SimpleITK
 from numpy.typing import NDArray
 from PIL import Image
 
-from consilium.data.images import files_of, orientation, read_image, read_mask, write_mask
+from consilium.data.images import files_of, orientation, read_image, read_mask
+from consilium.data.mask_files import write_mask
 from consilium.errors import DataError
 
 VOLUME = np.arange(2 * 3 * 4, dtype=np.int16).reshape(2, 3, 4)  # (z, y, x)
@@ -272,7 +273,7 @@ WRONG = [
     (np.zeros((0, 3)), "a.npy", (2, 1), ["without pixels"]),
     (GREY.astype(complex), "a.npy", (2, 1), ["complex128"]),
     (np.array([["a"]]), "a.npy", (2, 1), ["<U1"]),
-    (GREY, "a.bmp", (2, 1), ["not of an accepted format", ".png"]),
+    (GREY, "a.gif", (2, 1), ["not of an accepted format", ".png"]),
 ]
 
 
@@ -281,7 +282,7 @@ def test_what_does_not_fit_is_said_with_a_remedy(
     tmp_path: Path, stored: NDArray[Any], name: str, asked: tuple[int, int], words: list[str]
 ) -> None:
     path = tmp_path / name
-    (save if path.suffix in (".png", ".bmp") else write_volume)(path, stored)
+    (save if path.suffix in (".png", ".gif") else write_volume)(path, stored)
     with pytest.raises(DataError) as caught:
         read_image(path, *asked)
     for word in [str(path), *words]:

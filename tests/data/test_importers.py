@@ -17,7 +17,7 @@ from PIL import Image
 from consilium.data.check import check
 from consilium.data.images import read_image
 from consilium.data.importers import import_dataset
-from consilium.data.importers.cifar10 import CLASSES
+from consilium.data.importers.cifar10.importer import CLASSES
 from consilium.data.importers.pickled import NotPlain, bytes_array, read_plain
 from consilium.data.site_folder import Federation
 from consilium.errors import DataError, StudyError

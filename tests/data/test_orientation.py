@@ -13,15 +13,23 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from numpy.typing import NDArray
 
 from consilium import simulation
+from consilium.analysis.gallery import examples
+from consilium.analysis.opening import Runs
+from consilium.analysis.overlays import shown_cases
 from consilium.data.cache import open_site
 from consilium.data.check import check
-from consilium.data.images import orientation, read_image, read_mask, write_mask
-from consilium.data.orientation import CODES, axes_between, turned, turned_back
-from consilium.data.preprocess import Preprocess, fingerprint, forward, forward_mask, invert
-from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
+from consilium.data.images import orientation, read_image, read_mask
+from consilium.data.mask_files import invert, turned_back, write_mask
+from consilium.data.orientation import CODES, axes_between, turned
+from consilium.data.preprocess import Preprocess, fingerprint, forward, forward_mask
+from consilium.data.site_folder import Case, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import StudyError
 from consilium.prediction import predict
-from consilium.study import Study, load_study, make_study
+from consilium.reporting import _overlays
+from consilium.reports.reading import read_run
+from consilium.study import Study
+from consilium.study_reading import load_study, make_study
 from tests.dicom_files import write_series
 
 RNG = np.random.default_rng(0)
@@ -152,7 +160,7 @@ def test_a_mask_in_another_orientation_than_its_image_is_turned_to_it(tmp_path: 
     write_site(tmp_path, "west", cases)
     found = check(tmp_path)
     assert found.faults == ()
-    assert [note for note in found.notes if "another place" in note and "west/broken" in note and "1 mask" in note]
+    assert [one.case for one in found.findings if one.kind == "misplaced mask"] == ["broken"]
     federation = read_federation(tmp_path)
     arrays = open_site(federation, federation.sites["west"], Preprocess())
     assert all(np.array_equal(arrays.truth(i), MASK.T) for i in range(4))  # the broken one voxel by voxel, as ever
@@ -199,9 +207,9 @@ def boxed(rng: np.random.Generator) -> tuple[NDArray[np.int16], NDArray[np.uint8
     return (rng.normal(100, 20, mask.shape) + 200 * mask).astype(np.int16), mask
 
 
-def small_study(folder: Path, **preprocess: Any) -> Study:
+def small_study(folder: Path, rounds: int = 8, **preprocess: Any) -> Study:
     tables: dict[str, dict[str, Any]] = {
-        "study": {"rounds": 8, "score_every": 8},
+        "study": {"rounds": rounds, "score_every": rounds},
         "data": {"federation": str(folder)},
         "preprocess": {"size": [8, 16, 16], **preprocess},
         "task": {"widths": [4, 8], "residual_units": 0},
@@ -227,6 +235,26 @@ def test_a_volume_in_any_orientation_is_predicted_alike(tmp_path: Path, volumes:
             assert other.shape == nibabel.load(tmp_path / "in" / f"{code}.nii.gz").shape
             assert np.allclose(other.affine, nibabel.load(tmp_path / "in" / f"{code}.nii.gz").affine)
             assert np.array_equal(np.asarray(nibabel.as_closest_canonical(other).dataobj), first), code
+
+
+@pytest.mark.parametrize("how", [{}, {"orientation": ""}, {"orientation": "SAR"}], ids=str)
+def test_pictures_of_volumes_are_radiological(how: dict[str, Any], tmp_path: Path, volumes: Path) -> None:
+    """The box lies left and behind: on a slice that is right and below, however a volume is stored or used."""
+    run = simulation.run(small_study(volumes, rounds=1, **how), tmp_path, workers=0).folder
+    opened = Runs([run]).opened
+    example, *_ = examples(opened[0])
+    pictures = [(example.image, example.outlines["box"])]
+    for shown in shown_cases(opened, ["ada", "bea"]):
+        slices = shown.truth[0].any((1, 2))
+        z = int(slices.argmax())
+        pictures.append((shown.image[0, z], shown.truth[0, z]))
+        assert np.nonzero(slices)[0].mean() < len(slices) / 2  # they run from the feet
+    pictures += [(overlay.image, overlay.truth["box"]) for overlay in _overlays([read_run(run)])]
+    assert len(pictures) == 5
+    for image, box in pictures:
+        rows, columns = np.nonzero(box)
+        assert rows.mean() > box.shape[0] / 2 and columns.mean() > box.shape[1] / 2
+        assert image[box].mean() > image[~box].mean()
 
 
 def test_a_run_of_0_1_is_read_as_it_was_made(tmp_path: Path, volumes: Path) -> None:

@@ -14,7 +14,8 @@ from consilium.data.apportion import apportion
 from consilium.data.check import check
 from consilium.data.images import read_image
 from consilium.data.partition import Cut, holdings, partition, shares
-from consilium.data.site_folder import Case, Federation, read_federation, write_federation_toml, write_site
+from consilium.data.site_folder import Case, Federation, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import DataError, StudyError
 
 CLASSES = [f"c{i}" for i in range(10)]
@@ -179,8 +180,8 @@ def test_a_missing_class_is_said_by_check(one: Path, tmp_path: Path) -> None:
         (lambda: Cut("practicle", 12), "no scheme 'practicle'; did you mean 'practical'"),
         (lambda: Cut("practical", 2), "--sites 2: a practical partition needs 3 or more"),
         (lambda: Cut("pathological", 1), "needs 2 or more"),
-        (lambda: Cut("practical", 12, alpha=1.0), "--alpha goes with --scheme dirichlet"),
-        (lambda: Cut("dirichlet", 12, classes_per_site=3), "--classes-per-site goes with --scheme pathological"),
+        (lambda: Cut("practical", 12, alpha=1.0), "--alpha is only for --scheme dirichlet"),
+        (lambda: Cut("dirichlet", 12, classes_per_site=3), "--classes-per-site is only for --scheme pathological"),
         (lambda: Cut("dirichlet", 12, alpha=0.0), "--alpha 0.0: it must be above zero"),
         (lambda: Cut("dirichlet", 12, share=0.0), "--share 0.0"),
         (lambda: Cut("dirichlet", 12, share=1.5), "--share 1.5"),

@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from consilium.data.formats import ItkGeometry
-from consilium.data.images import Picture
-from consilium.data.preprocess import MARGIN, Preprocess, Undo, fingerprint, forward, forward_mask, invert
+from consilium.data.images import ImageArray
+from consilium.data.mask_files import invert
+from consilium.data.preprocess import MARGIN, Preprocess, Undo, fingerprint, forward, forward_mask
 from consilium.errors import DataError, StudyError
 
 
-def picture(array: NDArray[Any], spacing: tuple[float, ...] = (), file: str = "a.mha") -> Picture:
+def picture(array: NDArray[Any], spacing: tuple[float, ...] = (), file: str = "a.mha") -> ImageArray:
     """An image (channels, *spatial) that knows its spacing."""
     spacing = spacing or (1.0,) * (array.ndim - 1)
-    return Picture(array, spacing, Path(file), ItkGeometry(spacing[::-1], (), (), ()))
+    return ImageArray(array, spacing, Path(file), ItkGeometry(spacing[::-1], (), (), ()))
 
 
-def mask(array: NDArray[Any]) -> Picture:
-    return Picture(array, (1.0,) * array.ndim, Path("m.mha"), None)
+def mask(array: NDArray[Any]) -> ImageArray:
+    return ImageArray(array, (1.0,) * array.ndim, Path("m.mha"), None)
 
 
 UNITS = [
@@ -121,6 +122,17 @@ def test_the_foreground_is_cropped_with_a_margin() -> None:
     drawn[12:15, 5:9] = 2
     back = invert(forward_mask(mask(drawn), undo), undo, nearest=True)
     assert np.array_equal(back, drawn)
+
+
+def test_what_is_denser_than_water_is_cropped_without_a_margin() -> None:
+    image = np.full((1, 40, 50), -1000, np.int16)
+    image[0, 8:30, 1:40] = -100  # fat
+    image[0, 10:20, 2:30] = 60
+    array, undo = forward(picture(image), Preprocess(crop="positive", window=(-500, 500), normalise="signed"))
+    assert undo.box == ((10, 20), (2, 30))
+    np.testing.assert_allclose(array, 0.12)
+    _, whole = forward(picture(np.full((1, 8, 8), -5, np.int16)), Preprocess(crop="positive"))
+    assert whole.box == ((0, 8), (0, 8))
 
 
 def test_a_constant_image_is_not_cropped_to_nothing() -> None:
@@ -230,7 +242,7 @@ def test_settings_that_do_not_fit_the_image() -> None:
     with pytest.raises(StudyError, match="size has 2 numbers; the images have 3 axes"):
         forward(image, Preprocess(size=(4, 4)))
     with pytest.raises(DataError, match=r"a\.png: does not say its spacing"):
-        forward(Picture(np.zeros((1, 4, 4)), (1.0, 1.0), Path("a.png"), None), Preprocess(spacing=(1, 1)))
+        forward(ImageArray(np.zeros((1, 4, 4)), (1.0, 1.0), Path("a.png"), None), Preprocess(spacing=(1, 1)))
     with pytest.raises(DataError, match=r"m\.mha: is 3×3 but its image is 4×4"):
         forward_mask(mask(np.zeros((3, 3), int)), forward(picture(np.zeros((1, 4, 4))), Preprocess())[1])
     with pytest.raises(ValueError, match="shape"):

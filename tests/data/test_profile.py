@@ -17,7 +17,8 @@ from consilium import simulation
 from consilium.data.images import read_image
 from consilium.data.preprocess import Preprocess, forward
 from consilium.data.profile import DataProfile, ImageFacts, image_facts, joined, profile_of, read_profile, unlike
-from consilium.data.site_folder import Case, write_federation_toml, write_site
+from consilium.data.site_folder import Case
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import StudyError
 from consilium.export.exporting import export_run
 from consilium.prediction import predict
@@ -99,7 +100,7 @@ def test_facts_of_a_volume_are_in_the_study_s_orientation(tmp_path: Path) -> Non
 def test_a_run_and_its_package_know_their_training_images_and_predict_warns(federation: Path, tmp_path: Path) -> None:
     study = toy_study(federation, study__rounds=1)
     run = simulation.run(study, tmp_path / "runs", workers=0).folder
-    trained = RunFolder.open(run).trained_on()
+    trained = RunFolder.open(run).origin.trained_on()
     assert trained is not None
     assert (trained.cases, trained.size, trained.types) == (30, ((16, 16), (16, 16)), ("uint8",))
     (tmp_path / "in").mkdir()
@@ -132,7 +133,7 @@ def test_no_test_image_of_the_toy_sites_is_called_odd(federation: Path, tmp_path
 def test_with_privacy_nothing_about_images_leaves(federation: Path, tmp_path: Path) -> None:
     study = toy_study(federation, study__rounds=1, privacy__clip=1.0, privacy__noise=1.0)
     run = simulation.run(study, tmp_path / "runs", workers=0).folder
-    assert RunFolder.open(run).trained_on() is None
+    assert RunFolder.open(run).origin.trained_on() is None
     assert "distribution" not in (run / "origin.json").read_text()
 
 

@@ -147,6 +147,7 @@ def histograms(images: list[NDArray[np.int16]]) -> NDArray[np.float64]:
     return np.array(rows)
 
 
+@pytest.mark.slow
 def test_sites_are_told_apart_after_normalisation(scans: Scans) -> None:
     """Not all: promise12 is many hospitals in one."""
     fresh = [render(site, FIRST_INDEX["valid"] + index, 64, 0)[0] for site in SITES for index in range(4)]

@@ -117,6 +117,7 @@ def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.float64]:
     return np.asarray(normal.reshape(len(images), 8, 8, 8, 8, 3).mean(axis=(2, 4)).reshape(len(images), -1))
 
 
+@pytest.mark.slow
 def test_sites_are_told_apart_after_normalisation(pictures: Pictures) -> None:
     fresh = [render(site, FIRST_INDEX["valid"] + index, 64, 0)[0] for site in SITES for index in range(17)]
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
@@ -154,6 +155,7 @@ def test_patients_and_graders_stay_behind_a_borrowed_camera() -> None:
     assert (mixed.field, mixed.noise, mixed.disc) == ((0.400, 0.012), 0.030, (0.270, 0.020))
 
 
+@pytest.mark.slow
 def test_sites_that_share_cameras_cannot_be_told_apart_for_sure() -> None:
     """40 cases per site to learn, 20 to name: about three of four, where all are right without shared cameras."""
     learn, name = (
@@ -185,6 +187,7 @@ def test_a_case_is_the_same_bytes_again(pictures: Pictures) -> None:
         assert render(site, 7, 64, 1)[0].tobytes() != again[0].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_the_same_eye_at_another_size(pictures: Pictures, site: str) -> None:
     image, mask = render(site, 3, 256, 0)

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from consilium.data.case_table import read_table, write_table
-from consilium.data.site_folder import (
-    Case,
-    inside_of,
-    read_federation,
-    survey,
-    write_federation_toml,
-    write_site,
-)
+from consilium.data.case_table import read_table
+from consilium.data.site_folder import Case, inside_of, read_federation, survey
+from consilium.data.site_writing import write_federation_toml, write_site, write_table
 from consilium.errors import DataError
 
 HEAD = 'task = "segmentation"\nlabels = ["disc", "cup"]\ndimensions = 2\nchannels = 3\ncontains = {disc = ["cup"]}\n'
@@ -192,7 +186,7 @@ BROKEN = [
     (rows("images/a.png", "../east/images/a.png"), ["leaves the site's folder"]),
     (rows("images/a.png", "/etc/hostname.png"), ["leaves the site's folder"]),
     (rows("images/a.png", "C:\\a.png"), ["leaves the site's folder"]),
-    (rows("images/a.png", "images/a.bmp"), ["'images/a.bmp'", "accepted format", ".png"]),
+    (rows("images/a.png", "images/a.gif"), ["'images/a.gif'", "accepted format", ".png"]),
     (rows("images/a.png", ""), ["image is missing"]),
     (rows(",labels/a.png", ""), ["case 'a'", "label is missing"]),
     (rows("labels/a.png", "labels/a.png,more"), ["case 'a'", "'more' have no column"]),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
+from consilium.data.site_folder import Case, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.data.splits import draw_splits
 from consilium.errors import DataError
 

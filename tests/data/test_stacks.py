@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from consilium import simulation
 from consilium.data.cache import open_site
-from consilium.data.check import check, fix
+from consilium.data.check import check
+from consilium.data.fixing import fix
 from consilium.data.formats import ImageError, stack_of, suffix_of
-from consilium.data.images import files_of, pictures_in, read_image
+from consilium.data.image_folders import pictures_in
+from consilium.data.images import files_of, read_image
 from consilium.data.preprocess import Preprocess
-from consilium.data.site_folder import Case, read_federation, write_federation_toml, write_site
+from consilium.data.site_folder import Case, read_federation
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.prediction import predict
-from consilium.study import make_study
+from consilium.study_reading import make_study
 
 SPLITS = ("train", "train", "train", "train", "valid", "valid", "test", "test")
 
@@ -85,7 +88,9 @@ def test_the_same_image_at_two_places_is_noticed(fed: Path) -> None:
     images = pictures(0)
     images[6] = images[0]
     np.save(fed / "east/images/all.npy", images)
-    assert check(fed).notes == ("1 image of site 'east' (test) also in site 'east' (train): c6 = c0.",)
+    (found,) = check(fed).errors
+    assert (found.case, found.kind) == ("c0", "copy")
+    assert "the same picture as test case 'c6' of site 'east', and itself in train" in found.what
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from consilium.cli.main import app
+from consilium.cli.main import command
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -28,21 +26,31 @@ class Block:
     line: int
     language: str
     text: str
+    mark: str  # "run", "run: slow" or "not run: why", of a comment above the block, else of the page
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
+_MARK = re.compile(r"<!-- ((?:not )?run\b.*?) -->")
+_PAGE = re.compile(r"<!-- commands of this page: (not run.*?) -->")
+
+
 def blocks(page: Path) -> Iterator[Block]:
-    language, start, lines = "", 0, list[str]()
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+    text = page.read_text(encoding="utf-8")
+    common = _PAGE.search(text)
+    language, start, lines, mark, above = "", 0, list[str](), "", ""
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.startswith("```"):
             lines.append(line)
         elif start:
-            yield Block(page, start, language, "\n".join(lines))
+            yield Block(page, start, language, "\n".join(lines), mark)
             start = 0
         else:
+            own = _MARK.search(above)
+            mark = own[1] if own else common[1] if common else ""
             language, start, lines = line.removeprefix("```").strip(), number, []
+        above = line
 
 
 def all_blocks(*languages: str) -> list[Block]:
@@ -58,7 +66,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def the_commands() -> dict[str, Command]:
-    group: Any = typer.main.get_command(app)
+    group: Any = command()
     found: dict[str, Command] = group.commands
     return found
 

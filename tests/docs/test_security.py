@@ -37,10 +37,10 @@ def test_every_threat_names_the_test_that_holds_it() -> None:
 def test_the_commands_that_stay_are_all_named() -> None:
     pytest.importorskip("nvflare")
     from consilium.federation.cell_policy import REQUESTS
-    from consilium.federation.start import OFFICE_COMMANDS, SITE_PROCESSORS
+    from consilium.federation.start import ADMIN_COMMANDS, SITE_PROCESSORS
 
     stays = {row[0]: row[2] for row in rows("What stays of NVIDIA FLARE's surface")}
-    assert set(re.findall(r"`(\w+)`", stays["commands of the office"])) == set(OFFICE_COMMANDS)
+    assert set(re.findall(r"`(\w+)`", stays["commands of the administrator"])) == set(ADMIN_COMMANDS)
     assert len(re.findall(r"`(\w+)`", stays["cell `SITE`, from the server"])) == len(SITE_PROCESSORS)
     topics = {topic for _, topic in REQUESTS["server", "site"]}
     assert set(re.findall(r"`(\w+)`", stays["cell `server`, from sites"])) == {"task", *topics}

@@ -17,7 +17,8 @@ from consilium.data.preprocess import forward
 from consilium.export import transforms
 from consilium.export.bundle import inference
 from consilium.export.network import portable
-from consilium.study import Study, make_study
+from consilium.study import Study
+from consilium.study_reading import make_study
 
 
 def study_of(preprocess: dict[str, Any], **facts: Any) -> Study:
@@ -43,6 +44,7 @@ def parsed(study: Study, key: str, **changes: str) -> Any:
         ({"window": [50, 150], "normalise": "zscore"}, 1e-5),
         ({"window": [50, 150], "normalise": "none"}, 1e-4),
         ({"crop": "foreground"}, 1e-6),
+        ({"crop": "positive"}, 1e-6),
         ({"normalise": "signed"}, 1e-6),
         ({"window": [50, 150], "normalise": "signed"}, 1e-6),
         ({"percentiles": [2, 98]}, 1e-5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,7 @@ def files(folder: Path) -> dict[str, bytes]:
 # ---------------------------------------------------------------------------------------------- the same outputs
 
 
+@pytest.mark.federation
 def test_a_fresh_process_gets_the_logits_of_the_run(
     run_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +137,9 @@ def test_a_run_whose_data_are_gone_can_be_exported(
     text = (run / "study.toml").read_text()
     (run / "study.toml").write_text(text.replace(str(federation), str(tmp_path / "gone")))
     export_run(run, tmp_path / "out", check=False)
+    study, predictor = open_package(tmp_path / "out")
+    assert study.facts.labels == ("blob",)
+    assert predictor.answer(images()).output.isfinite().all()
 
 
 def test_a_bundle_predicts_the_masks_of_consilium(
@@ -276,6 +281,44 @@ def test_guests_are_shown_as_guests(federation: Path, tmp_path: Path) -> None:
     assert "not scored at any hospital outside" not in card
 
 
+@pytest.fixture(scope="module")
+def routed(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedSM with its selector in closed form, exported; the run is gone."""
+    place = tmp_path_factory.mktemp("routed")
+    fields = {"method__selector_training": "discriminant", "method__confidence": 0.5}
+    study = toy_study(federation, "fedsm", study__rounds=1, study__score_every=1, **fields)
+    run = simulation.run(study, place / "runs", workers=0).folder
+    out = export_run(run, place / "out", check=False).folder
+    shutil.rmtree(place / "runs")
+    return out
+
+
+def test_a_package_routes_in_closed_form_and_says_why(routed: Path, federation: Path, tmp_path: Path) -> None:
+    """Images of the sites are named by their site; a bright square of one grey is like nothing anyone trained on."""
+    strange = tmp_path / "strange.png"
+    Image.fromarray(np.full((16, 16), 255, np.uint8)).save(strange)
+    first = {site: sorted((federation / site / "images").glob("*.png"))[0] for site in SIZES}
+    found = predict(routed, [*first.values(), strange], tmp_path / "masks")
+    for site, one in zip(first, found):
+        assert one.model == f"personal/{site}"
+        assert re.fullmatch(rf"most like {site} \((0\.\d+|1\.000) > 0\.5\)", one.why), one.why
+    assert found[-1].model == "global"
+    assert re.fullmatch(r"unlike all three sites \(nearest \w+, distance [\d.e+]+ > [\d.]+\)", found[-1].why)
+    table = (tmp_path / "masks" / "predictions.csv").read_text()
+    assert "most like ada (" in table and "unlike all three sites" in table
+    # what a hospital asks for by name needs no selector
+    assert predict(routed, [strange], tmp_path / "own", site="bea")[0].model == "personal/bea"
+
+
+def test_the_card_of_a_closed_form_says_what_it_does_with_strange_images(routed: Path) -> None:
+    card = (routed / "model_card.md").read_text()
+    assert "farther from every site than nearly all of their own validation images goes to the global model" in card
+    assert "largest probability is at most γ = 0.5" in card
+    facts = json.loads((routed / "model_card.json").read_text())
+    assert facts["selector"]["outliers"] is True
+    assert set(facts["selector"]["routed"]) == set(SIZES)
+
+
 # ---------------------------------------------------------------------------------------------- every method
 
 
@@ -307,7 +350,7 @@ def test_refusals_are_sentences(
         export_run(federation, tmp_path / "out")
     unfinished = shutil.copytree(run_of("fedavg"), tmp_path / "unfinished")
     (unfinished / "summary.json").unlink()
-    with pytest.raises(RunError, match="not finished; go on with `consilium resume"):
+    with pytest.raises(RunError, match="not finished; continue it with `consilium resume"):
         export_run(unfinished, tmp_path / "out")
     with pytest.raises(RunError, match="not an empty folder; give --to a new one"):
         export_run(run_of("fedavg"), exported("fedavg"))

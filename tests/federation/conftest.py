@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from consilium.federation.office import Office, for_federation
+from consilium.federation.admin import AdminClient, for_federation
 from consilium.federation.supervisor import prepare, start
-from consilium.federation.trial import Local, local_federation
+from consilium.federation.trial import LocalFederation, local_federation
 from consilium.run_folder import RunFolder
 from consilium.study import Study
 from tests.toy import SIZES, toy_study
@@ -30,8 +30,8 @@ PATIENCE = 300.0  # seconds for anything on a busy machine
 class Running:
     """A federation under test."""
 
-    local: Local
-    office: Office
+    local: LocalFederation
+    admin: AdminClient
 
     def folder(self, study: Study) -> RunFolder:
         return RunFolder(RunFolder.path_of(for_federation(study, SITES), self.local.runs), study)
@@ -61,24 +61,24 @@ class Running:
         parent.wait()
 
     def restart(self, name: str, odd: str = "") -> None:
-        """−9 and up again, as it was or as an odd site (odd_site.py); returns when the server knows it."""
+        """−9 and up again, as it was or as an odd site (odd_site.py)."""
         self.kill(name)
-        self.wait_until(lambda: name not in self.connected(), f"the server to miss {name}")
+        self.start(name, odd)
+
+    def start(self, name: str, odd: str = "") -> None:
+        """Start a site; returns when the server has let it in. Its list may still show the one before as connected."""
+        log, word = self.local.kits[name] / "process.log", "Successfully registered"
+        before = log.read_text().count(word)
         arguments, variables = prepare(self.local.kits[name], "site", self.local.hospital(name))
         if odd:
-            hooks = str(Path(__file__).parent / "hooks")
-            variables = {
-                **variables,
-                "CONSILIUM_ODD": odd,
-                "PYTHONPATH": f"{hooks}{os.pathsep}{variables['PYTHONPATH']}",
-            }
+            variables = variables | odd_variables(odd, variables["PYTHONPATH"])
         self.local.processes[name] = start(self.local.kits[name], arguments, variables)
-        self.wait_until(lambda: name in self.connected(), f"{name} to connect")
+        self.wait_until(lambda: log.read_text().count(word) > before, f"{name} to connect")
 
     def connected(self) -> list[str]:
         """As the server sees it; nobody while it is starting."""
         try:
-            return self.office.connected()
+            return self.admin.connected()
         except Exception:
             return []
 
@@ -93,11 +93,16 @@ class Running:
         return folder.path
 
 
+def odd_variables(odd: str, path: str) -> dict[str, str]:
+    """The environment in which a participant's processes do what odd_site.py says."""
+    return {"CONSILIUM_ODD": odd, "PYTHONPATH": f"{Path(__file__).parent / 'hooks'}{os.pathsep}{path}"}
+
+
 @pytest.fixture(scope="session")
 def running(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     place = tmp_path_factory.mktemp("running")
-    with local_federation(toy_study(federation), SITES, place) as (local, office):
-        yield Running(local, office)
+    with local_federation(toy_study(federation), SITES, place) as (local, admin):
+        yield Running(local, admin)
     shutil.rmtree(place, ignore_errors=True)
 
 

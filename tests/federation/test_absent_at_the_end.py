@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from consilium import engine
-from consilium.federation.office import for_federation
+from consilium.federation.admin import for_federation
 from consilium.hospital import Hospital
 from consilium.messages import Request
+from consilium.reports.comparing import compare
 from consilium.reports.page import write_page
 from consilium.reports.reading import read_run
-from consilium.reports.tables import compare
 from consilium.run_folder import RunFolder
-from consilium.scores import unscored
-from consilium.wires.flare import Answer, FlareWire
-from tests.federation.test_desk_and_wire import Direct, deploy
+from consilium.scores.summary import unscored
+from consilium.wires.flare import FlareAnswer, FlareWire
+from tests.federation.test_service_and_wire import Direct, deploy
 from tests.toy import SIZES, toy_study
 
 
@@ -31,10 +31,10 @@ def hospitals(federation: Path, tmp_path: Path) -> dict[str, Hospital]:
     }
 
 
-def away_at_the_end(site: str, request: Request, answer: Answer) -> Answer:
+def away_at_the_end(site: str, request: Request, answer: FlareAnswer) -> FlareAnswer:
     """cid trains to the end and is away when the final scores are taken."""
     ends = request.do == "deliver" or (request.do == "score" and request.full)
-    return Answer.of("away") if site == "cid" and ends else answer
+    return FlareAnswer.of("away") if site == "cid" and ends else answer
 
 
 def go_on(study: Any, hospitals: Mapping[str, Hospital], path: Path, change: Any = None) -> RunFolder:

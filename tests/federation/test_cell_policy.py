@@ -16,12 +16,12 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 
 from consilium.federation import cell_guard, cell_policy, start
 from consilium.federation.cell_policy import Link, address, refusal
-from consilium.federation.project import OFFICE
+from consilium.federation.project import ADMIN
 from consilium.wires.flare import ANSWER, ORDER
 
 J = "0b6f7f7e-6c0f-4b43-9a31-5f7a1c9d2e10"
 K = "1c7f7f7e-6c0f-4b43-9a31-5f7a1c9d2e11"
-ADMIN = f"_admin_{J}"
+INNER_ADMIN = f"_admin_{J}"
 INSIDE, FROM_CHILD = Link(True, True), Link(True, False)
 UP = Link(False, True)  # opened here, towards the server
 
@@ -76,8 +76,21 @@ NEEDED = {  # a run from beginning to end: (receiver, neighbour, connection, mes
     ),
     "the end": (f"ada.{J}", "ada", INSIDE, message("ada", f"ada.{J}", "client_command", "abort")),
     "farewell": ("server", f"ada.{J}", by("ada"), message(f"ada.{J}", "server", "cellnet.channel", "bye")),
-    "the office asks": ("server", ADMIN, by(OFFICE), stream(ADMIN, "server", "hci_channel", "command")),
-    "and is answered": (ADMIN, "server", UP, stream("server", ADMIN, "return_only", "hci_channel:command")),
+    "the administrator asks": (
+        "server",
+        INNER_ADMIN,
+        by(ADMIN),
+        stream(INNER_ADMIN, "server", "hci_channel", "command"),
+    ),
+    "another administrator asks": (
+        *("server", INNER_ADMIN, by("eva@consilium.org")),
+        stream(INNER_ADMIN, "server", "hci_channel", "command"),
+    ),
+    "a study is sent": (
+        *("server", INNER_ADMIN, Link(False, False, "eva@consilium.org", "project_admin")),
+        stream(INNER_ADMIN, "server", AUX, "ObjectStreamer.Request"),
+    ),
+    "and is answered": (INNER_ADMIN, "server", UP, stream("server", INNER_ADMIN, "return_only", "hci_channel:command")),
     "a reply": ("server", "ada", by("ada"), message("ada", "server", "admin", "admin", TYPE="reply")),
     "could not pass it on": (
         *("server", "ada", by("ada")),
@@ -105,8 +118,8 @@ HOSTILE = {
     ),
     "for the neighbour's job": ("server", f"ada.{J}", by("ada"), stream(f"ada.{J}", f"bea.{J}", AUX, ORDER)),
     "for another job": ("server", f"ada.{J}", by("ada"), stream(f"ada.{J}", f"server.{K}", AUX, ANSWER)),
-    "as the office": ("server", ADMIN, by("ada"), stream(ADMIN, "server", "hci_channel", "command")),
-    "commands of the office": ("server", "ada", by("ada"), stream("ada", "server", "hci_channel", "command")),
+    "as the administrator": ("server", INNER_ADMIN, by("ada"), stream(INNER_ADMIN, "server", "hci_channel", "command")),
+    "commands of the administrator": ("server", "ada", by("ada"), stream("ada", "server", "hci_channel", "command")),
     "the job's own line to its parent": (
         *("server", "ada", by("ada")),
         message("ada", "server", "server_parent_listener", "update_run_status"),
@@ -152,11 +165,19 @@ HOSTILE = {
     "for someone else": ("bea", "server", UP, message("server", "ada", "admin", "admin")),
     "the job by the parent": (f"bea.{J}", "server", UP, message("server", f"bea.{J}", "client_command", "abort")),
     "an event of its choice": (f"bea.{J}", "server", UP, stream(f"server.{J}", f"bea.{J}", AUX, "fed.event")),
-    "to the office": (ADMIN, "server", UP, stream("server", ADMIN, AUX, "ObjectStreamer.Request")),
-    # the office
-    "the office to a site": ("server", ADMIN, by(OFFICE), message(ADMIN, "bea", "admin", "admin")),
-    "the office to a job": ("server", ADMIN, by(OFFICE), stream(ADMIN, f"server.{J}", "server_command", "abort")),
-    "the office with a site's channel": ("server", ADMIN, by(OFFICE), message(ADMIN, "server", "task", "heart_beat")),
+    "to the administrator": (INNER_ADMIN, "server", UP, stream("server", INNER_ADMIN, AUX, "ObjectStreamer.Request")),
+    # the administrator
+    "a study of one who watches": (
+        *("server", INNER_ADMIN, Link(False, False, "max@consilium.org", "watcher")),
+        stream(INNER_ADMIN, "server", AUX, "ObjectStreamer.Request"),
+    ),
+    "an administrator of elsewhere": (
+        *("server", INNER_ADMIN, by("max@example.org")),
+        stream(INNER_ADMIN, "server", "hci_channel", "command"),
+    ),
+    "the administrator to a site": ("server", INNER_ADMIN, by(ADMIN), message(INNER_ADMIN, "bea", "admin", "admin")),
+    "to a job": ("server", INNER_ADMIN, by(ADMIN), stream(INNER_ADMIN, f"server.{J}", "server_command", "abort")),
+    "with a site's channel": ("server", INNER_ADMIN, by(ADMIN), message(INNER_ADMIN, "server", "task", "heart_beat")),
 }  # fmt: skip
 
 
@@ -168,7 +189,7 @@ def test_everything_else_is_refused(what: str) -> None:
 def test_no_site_can_speak_to_another_whatever_it_writes() -> None:
     """All kinds of messages between all kinds of cells of two sites, at every cell that could carry them."""
     names = ["ada", f"ada.{J}", f"ada.{K}"]
-    targets = ["bea", f"bea.{J}", f"bea.{K}", ADMIN]
+    targets = ["bea", f"bea.{J}", f"bea.{K}", INNER_ADMIN]
     channels = [("admin", "admin"), (AUX, ORDER), ("client_command", "abort"), ("return_only", "x"), ("task", "quit")]
     tried = 0
     for kind in ("req", "reply", "return"):
@@ -186,7 +207,7 @@ def test_no_site_can_speak_to_another_whatever_it_writes() -> None:
 def test_names_of_cells_are_taken_apart() -> None:
     assert address("server") == cell_policy.Address("server", "server", "server")
     assert address(f"ada.{J}") == cell_policy.Address(f"ada.{J}", "site_job", "ada", J)
-    assert address(ADMIN) == cell_policy.Address(ADMIN, "office", OFFICE)
+    assert address(INNER_ADMIN) == cell_policy.Address(INNER_ADMIN, "admin", ADMIN)
     for name in (
         "",
         ".",

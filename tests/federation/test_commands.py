@@ -14,7 +14,7 @@ import pytest
 
 from consilium import simulation
 from consilium.federation.trial import free_port
-from tests.federation.conftest import digest
+from tests.federation.conftest import PATIENCE, digest
 from tests.toy import toy_study
 
 pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pytest.mark.timeout(900)]
@@ -34,18 +34,18 @@ def kept_running(*words: str) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.slow
 def test_the_documented_way(federation: Path, tmp_path: Path) -> None:
     study = toy_study(federation, study__sites=["ada", "bea"], study__deadline=120.0)
     file, project, kits = tmp_path / "study.toml", str(tmp_path / "consortium.toml"), tmp_path / "kits"
-    file.write_text(study.to_toml().replace(str(federation), "nowhere"))  # the office has no data, but the facts
+    file.write_text(study.to_toml().replace(str(federation), "nowhere"))  # the administrator has no data, but the facts
     port = str(free_port())
     consilium("federation", "init", project, "--server", "localhost", "--port", port, "--site", "ada", "--site", "bea")
     consilium("federation", "kits", project, "--to", str(kits))
-    office = ("--kit", str(kits / "office"))
+    admin = ("--kit", str(kits / "admin"))
     for site in ("ada", "bea"):
         text = f'site = "{site}"\ndata = "{federation / site}"\nmemory = "memory-{site}"\nlabels = ["blob"]\n'
         (tmp_path / f"{site}.toml").write_text(text)
@@ -54,20 +54,20 @@ def test_the_documented_way(federation: Path, tmp_path: Path) -> None:
         kept_running("federation", "site", str(kits / "ada"), "--hospital", str(tmp_path / "ada.toml")),
         kept_running("federation", "site", str(kits / "bea"), "--hospital", str(tmp_path / "bea.toml")),
     ):
-        _until_connected(office)
-        job = consilium("federation", "submit", str(file), "--wait", *office)
-        run = consilium("federation", "fetch", job, "--runs", str(tmp_path / "runs"), *office)
-        assert f"job {job}" in consilium("federation", "status", *office)
-        assert '"event": "finish"' in consilium("federation", "log", job, *office)
+        _until_connected(admin)
+        job = consilium("federation", "submit", str(file), "--wait", *admin)
+        run = consilium("federation", "fetch", job, "--runs", str(tmp_path / "runs"), *admin)
+        assert f"job {job}" in consilium("federation", "status", *admin)
+        assert '"event": "finish"' in consilium("federation", "log", job, *admin)
     assert digest(Path(run)) == digest(simulation.run(study, tmp_path / "simulated", workers=0).folder)
     scan = str(next((federation / "ada" / "images").iterdir()))
     masks = str(tmp_path / "masks")
     assert consilium("predict", "--hospital", str(tmp_path / "ada.toml"), scan, "--to", masks).endswith(".csv")
 
 
-def _until_connected(office: tuple[str, ...]) -> None:
-    for _ in range(60):
-        done = subprocess.run([*COMMAND, "federation", "status", *office], capture_output=True, text=True, check=False)
+def _until_connected(admin: tuple[str, ...]) -> None:
+    for _ in range(int(PATIENCE)):
+        done = subprocess.run([*COMMAND, "federation", "status", *admin], capture_output=True, text=True, check=False)
         if done.returncode == 0 and "not connected" not in done.stdout:
             return
         time.sleep(1.0)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from consilium import tree
-from consilium.data.dicom import write_segmentation
 from consilium.data.images import read_image, read_mask
-from consilium.data.site_folder import Case, write_federation_toml, write_site
+from consilium.data.mask_files import write_segmentation
+from consilium.data.site_folder import Case
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.hospital import Hospital
 from consilium.prediction import open_at_hospital, predict_with
-from consilium.wires.flare import Answer
+from consilium.wires.flare import FlareAnswer
 from tests.dicom_files import PERSON, PERSON_ID, write_series
-from tests.federation.test_desk_and_wire import deploy
+from tests.federation.test_service_and_wire import deploy
 from tests.toy import SIZES, draw, toy_study
 
 
@@ -41,7 +42,7 @@ def hospitals(tmp_path: Path) -> dict[str, Hospital]:
 def test_nobodys_name_leaves_and_masks_come_back_as_segs(hospitals: dict[str, Hospital], tmp_path: Path) -> None:
     said: list[bytes] = []
 
-    def listen(site: str, request: Any, answer: Answer) -> Answer:
+    def listen(site: str, request: Any, answer: FlareAnswer) -> FlareAnswer:
         said.extend((answer.body, tree.to_text(answer.head).encode()))
         return answer
 

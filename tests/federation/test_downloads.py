@@ -1,4 +1,4 @@
-"""A hostile server cannot make the office write outside the folder it fetches into."""
+"""A hostile server cannot make the administrator write outside the folder it fetches into."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from nvflare.fuel.hci.client.file_transfer import FileTransferModule
 
 from consilium.errors import RunError
+from consilium.federation.admin import AdminClient
 from consilium.federation.downloads import copy_plain, guard_downloads, inside
-from consilium.federation.office import Office
 
 NAMES = ["..", ".", "", "../up", "a/b", "/abs", "a\\b", "x" * 300, "a\0b", None, 7, "-rf", ".hidden"]
 
@@ -33,8 +33,8 @@ def test_a_link_in_the_target_is_not_followed(tmp_path: Path) -> None:
         inside(tmp_path / "runs", "run")
 
 
-class Served(Office):
-    """An office whose server sends what the test put into a folder."""
+class Served(AdminClient):
+    """An administrator whose server sends what the test put into a folder."""
 
     @contextmanager
     def _results(self, job: str) -> Iterator[Path]:
@@ -44,7 +44,7 @@ class Served(Office):
         return None
 
 
-def sent(place: Path, run: Any) -> Office:
+def sent(place: Path, run: Any) -> AdminClient:
     place.mkdir(exist_ok=True)
     (place / "outcome.json").write_text(json.dumps({"run": run, "state": "finished", "said": ""}))
     return Served(None, ())
@@ -60,11 +60,11 @@ def test_fetch_refuses_a_run_named_like_a_path(tmp_path: Path, run: Any) -> None
 
 
 def test_fetch_refuses_links_and_writes_nothing(tmp_path: Path) -> None:
-    office = sent(tmp_path / "sent", "run")
+    admin = sent(tmp_path / "sent", "run")
     (tmp_path / "sent" / "run").mkdir()
     (tmp_path / "sent" / "run" / "summary.json").symlink_to("/etc/hostname")
     with pytest.raises(RunError, match="not a plain file"):
-        office.fetch(str(tmp_path / "sent"), tmp_path / "runs")
+        admin.fetch(str(tmp_path / "sent"), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 

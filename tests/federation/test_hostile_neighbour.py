@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from consilium.federation.office import open_office
+from consilium.federation.admin import open_admin
 from consilium.federation.trial import START, settle
 from tests.federation.conftest import PATIENCE, SITES, Running
 from tests.toy import toy_study
@@ -34,9 +34,9 @@ def two(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.callback(local.end)
         for name in ("server", "bea", "cid"):
             local.start(name)
-        office = stack.enter_context(open_office(local.kits["office"], START))
-        office.wait_for(("bea", "cid"), START)
-        yield Running(local, office)
+        admin = stack.enter_context(open_admin(local.kits["admin"], START))
+        admin.wait_for(("bea", "cid"), START)
+        yield Running(local, admin)
 
 
 class Neighbour:
@@ -99,16 +99,16 @@ def test_a_run_goes_on_beside_a_site_that_writes_to_its_processes(two: Running, 
         study__sites=("bea", "cid"),
     )  # fmt: skip
     with neighbour(two.local.kits["ada"]) as ask:
-        job = two.office.submit(study)
+        job = two.admin.submit(study)
         two.wait_for_round(study, 2)
-        assert two.office.journal(job)  # the office follows a run while it goes on
+        assert two.admin.journal(job)  # the administrator follows a run while it goes on
         ended = {"cn__channel": "sm__STREAM", "cn__topic": "sm__ERROR", "sm__et": "BlobSizeError", "sm__em": "x"}
         for to in (f"bea.{job}", f"server.{job}"):
             assert not ask(to=to, channel=AUX, topic=ORDER, identity="bea").startswith("ok")
             assert not ask(to=to, channel="client_command", topic="abort").startswith("ok")
             assert not ask(to=to, channel="server_command", topic="abort").startswith("ok")
             assert not ask(to=to, channel=AUX, topic=ORDER, headers=ended).startswith("ok")
-        assert two.office.wait(job, PATIENCE) == "FINISHED:COMPLETED", two.office.outcome(job)
+        assert two.admin.wait(job, PATIENCE) == "FINISHED:COMPLETED", two.admin.outcome(job)
     events = two.folder(study).events()
     assert not [event for event in events if event["event"] in ("lost", "refused")]
 

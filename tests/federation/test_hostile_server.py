@@ -1,4 +1,4 @@
-"""What a server can make a hospital do that does not trust it: run studies that the office signed, and nothing else."""
+"""What a server can make a hospital do that does not trust it: run signed studies, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from consilium.federation import job_files
-from consilium.federation.office import Office, open_office
+from consilium.federation.admin import AdminClient, for_federation, open_admin
 from consilium.federation.supervisor import end
-from consilium.federation.trial import START, Local, settle
-from tests.federation.conftest import PATIENCE, Running
+from consilium.federation.trial import START, LocalFederation, settle
+from consilium.left_log import left as log_of
+from consilium.run_folder import RunFolder
+from consilium.study import Study
+from tests.federation.conftest import PATIENCE, Running, odd_variables
+from tests.federation.other_package import IMPORTED
 from tests.federation.test_cell_policy import J
 from tests.federation.test_hostile_neighbour import OURS
 from tests.federation.test_job_files import sign
@@ -29,8 +33,8 @@ pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pyt
 class HostileServer:
     """The program, one request at a time."""
 
-    def __init__(self, local: Local, process: subprocess.Popen[str], office: Office) -> None:
-        self.local, self.process, self.office = local, process, office
+    def __init__(self, local: LocalFederation, process: subprocess.Popen[str], admin: AdminClient) -> None:
+        self.local, self.process, self.admin = local, process, admin
 
     def __call__(self, topic: str, **request: Any) -> str:
         assert self.process.stdin is not None
@@ -40,9 +44,10 @@ class HostileServer:
 
 
 @contextmanager
-def hostile_server(local: Local) -> Iterator[subprocess.Popen[str]]:
+def hostile_server(local: LocalFederation) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.federation.hostile_server", str(local.kits["server"])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, **odd_variables(f"orders:{local.folder / 'answers.jsonl'}", path)}
     with (
         (local.folder / "server.log").open("w") as log,
         subprocess.Popen(
@@ -62,9 +67,9 @@ def hostile(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         process = stack.enter_context(hostile_server(local))
         stack.callback(local.end)
         local.start("bea")
-        office = stack.enter_context(open_office(local.kits["office"], START))
-        office.wait_for(("bea",), START)
-        yield HostileServer(local, process, office)
+        admin = stack.enter_context(open_admin(local.kits["admin"], START))
+        admin.wait_for(("bea",), START)
+        yield HostileServer(local, process, admin)
 
 
 def test_a_server_gets_no_shell_at_a_hospital(hostile: HostileServer) -> None:
@@ -85,16 +90,76 @@ def test_a_servers_job_becomes_no_folder_of_the_kit(hostile: HostileServer, tmp_
 
 
 def test_a_server_brings_no_code_and_no_study_of_its_own(hostile: HostileServer, tmp_path: Path) -> None:
-    """The office has not signed it; or has signed it, and it is not two documents and a study."""
+    """The administrator has not signed it; or has signed it, and it is not two documents and a study."""
     deploy = {"headers": {"job_id": J, "job_meta": {"job_id": J, "byoc": True}, "app_name": "app"}}
     job_files.write_app(tmp_path / "own", "[study]\n")
     assert "unsigned" in hostile("train.deploy", app=str(tmp_path / "own"), **deploy)
     job_files.write_app(tmp_path / "code", "[study]\n")
     (tmp_path / "code/custom").mkdir()
     (tmp_path / "code/custom/evil.py").write_text("raise SystemExit")
-    sign(tmp_path / "code", hostile.local.kits["office"])
+    sign(tmp_path / "code", hostile.local.kits["admin"])
     assert "differs in: custom" in hostile("train.deploy", app=str(tmp_path / "code"), **deploy)
     assert not (hostile.local.kits["bea"] / J).exists()
+
+
+def limit(hostile: HostileServer, **limits: Any) -> None:
+    """What bea's hospital.toml allows; it is read when a job begins."""
+    path = hostile.local.hospital("bea")
+    text = path.read_text().partition("[limits]")[0]
+    path.write_text(text + "[limits]\n" + "".join(f"{key} = {value}\n" for key, value in limits.items()))
+
+
+def left_of(hostile: HostileServer, study: Study) -> list[Mapping[str, Any]]:
+    """What has left bea in a run, by its own log."""
+    run = RunFolder.path_of(for_federation(study, ("bea",)), hostile.local.runs).name
+    return [line for line in log_of(hostile.local.memory("bea")) if line["run"] == run]
+
+
+EXPECTED = {
+    "NaN in a tensor of the network": "infinite",
+    "NaN in global/unused": "infinite",
+    "another run": "foreign",
+    "a second run of the study": "foreign",
+    "another method": "foreign",
+    "a round before": "old",
+    "a round beyond the study": "foreign",
+    "a score of another run": "foreign",
+    "no order at all": "damaged",
+    "a folder elsewhere": "damaged",
+    "the last round once more": "rounds",
+}
+
+
+def test_a_hospital_refuses_orders_that_no_study_asks_for(hostile: HostileServer, federation: Path) -> None:
+    """From a server that its job's process has been changed at (hostile_orders.py), in the middle of an honest run."""
+    limit(hostile, rounds=4, scorings=3)
+    study = toy_study(
+        federation, study__name="orders", study__sites=["bea"], study__rounds=4, study__score_every=4,
+        study__deadline=60.0, privacy__clip=1.0, privacy__noise=1.0,
+    )  # fmt: skip
+    job = hostile.admin.submit(study)
+    hostile.admin.wait(job, PATIENCE)
+    assert hostile.admin.outcome(job)["state"] == "finished"
+    answers = [json.loads(line) for line in (hostile.local.folder / "answers.jsonl").read_text().splitlines()]
+    scores = [answer["error"] for answer in answers if answer["what"] == "a score of another model"]
+    assert {answer["what"]: answer["error"] for answer in answers if answer["what"] in EXPECTED} == EXPECTED
+    assert not [answer for answer in answers if answer["error"] and answer["bytes"]]
+    assert scores[-1] == "scores"
+    left = left_of(hostile, study)
+    assert [line["round"] for line in left if line["what"] == "train"] == [1, 2, 3, 4]
+    assert len({line["sha256"] for line in left if line["what"] == "score"}) <= 3
+    errors = (hostile.local.memory("bea") / "errors.log").read_text()
+    assert "'request/run' cannot be '../../memory'" in errors
+
+
+@pytest.mark.slow
+def test_a_hospital_lets_no_more_bytes_out_than_its_limit(hostile: HostileServer, federation: Path) -> None:
+    limit(hostile, run_bytes=12_000)
+    study = toy_study(federation, study__name="bytes", study__sites=["bea"], study__rounds=9, study__deadline=60.0)
+    job = hostile.admin.submit(study)
+    hostile.admin.wait(job, PATIENCE)
+    assert "its hospital.toml allows no more bytes to leave" in hostile.admin.outcome(job)["said"]
+    assert 0 < sum(line["bytes"] for line in left_of(hostile, study)) <= 12_000
 
 
 def touching(mark: Path) -> dict[str, Any]:
@@ -103,8 +168,8 @@ def touching(mark: Path) -> dict[str, Any]:
     return {"path": "consilium.federation.supervisor.start", "args": started}
 
 
-def test_the_offices_key_runs_nothing_at_a_hospital(hostile: HostileServer, tmp_path: Path) -> None:
-    """Signed by the office, passed on by a server that checks nothing: the site refuses, and nothing ran."""
+def test_the_administrators_key_runs_nothing_at_a_hospital(hostile: HostileServer, tmp_path: Path) -> None:
+    """Signed by the administrator, passed on by a server that checks nothing: the site refuses, and nothing ran."""
     mark = tmp_path / "ran"
     for number, client in enumerate(
         (
@@ -119,7 +184,7 @@ def test_the_offices_key_runs_nothing_at_a_hospital(hostile: HostileServer, tmp_
         )
     ):
         job = write_job(tmp_path / f"job{number}", client={"format_version": 2, **client})
-        refused(hostile.office, job)
+        refused(hostile.admin, job)
     assert not mark.exists()
     log = (hostile.local.kits["server"] / "log.txt").read_text()
     assert len({line for line in log.splitlines() if "is not the document of this version" in line}) >= 4
@@ -131,16 +196,16 @@ def test_nor_at_the_server(running: Running, tmp_path: Path) -> None:
         (touching(mark), {"path": job_files.SERVER_CLASS, "args": {"x": touching(mark)}})
     ):
         server = {"format_version": 2, "workflows": [{"id": "run", **workflow}]}
-        refused(running.office, write_job(tmp_path / f"job{number}", server=server))
+        refused(running.admin, write_job(tmp_path / f"job{number}", server=server))
     code = write_job(tmp_path / "code")
     (code / "app/custom").mkdir()
     (code / "app/custom/sitecustomize.py").write_text(f"open({str(mark)!r}, 'w')")
-    refused(running.office, code)
+    refused(running.admin, code)
     assert not mark.exists()
 
 
-def test_the_office_has_the_commands_it_needs_and_no_others(running: Running) -> None:
-    ask = running.office.session.api.server_execute
+def test_the_administrator_has_the_commands_it_needs_and_no_others(running: Running) -> None:
+    ask = running.admin.session.api.server_execute
     assert "unknown command" not in json.dumps(ask("check_status server"), default=str).lower()
     for command in (
         *("cat server process.log", "ls server", "sys_info server", "report_env server", "shutdown server"),
@@ -150,12 +215,27 @@ def test_the_office_has_the_commands_it_needs_and_no_others(running: Running) ->
         assert "unknown command" in json.dumps(ask(command), default=str).lower(), command
 
 
+def test_a_server_imports_no_class_that_a_study_names(running: Running, federation: Path) -> None:
+    study = toy_study(federation, "tests.federation.other_package:Method", study__name="named-class")
+    job = running.admin.submit(study)
+    running.admin.wait(job, PATIENCE)
+    outcome = running.admin.outcome(job)
+    assert outcome["state"] == "stopped"
+    assert (
+        "tests.federation.other_package:Method, which is not the project's own code and does not run on this server"
+        in (outcome["said"])
+    )
+    assert "`consilium federation server --code tests.federation.other_package:Method`" in outcome["said"]
+    logs = {name: (kit / "process.log").read_text() for name, kit in running.local.kits.items() if name != "admin"}
+    assert not [name for name, log in logs.items() if IMPORTED in log]
+
+
 def nested(mark: Path, outer: str = job_files.SITE_CLASS) -> dict[str, Any]:
     return {"path": outer, "args": {"x": touching(mark)}}
 
 
 def write_job(folder: Path, client: Any = None, server: Any = None, sites: tuple[str, ...] = ("bea",)) -> Path:
-    """A job as the office would send it, with other documents."""
+    """A job as the administrator would send it, with other documents."""
     job_files.write_app(folder / "app", "[study]\n")
     for name, document in (("config_fed_client.json", client), ("config_fed_server.json", server)):
         if document is not None:
@@ -165,7 +245,7 @@ def write_job(folder: Path, client: Any = None, server: Any = None, sites: tuple
     return folder
 
 
-def refused(office: Office, job: Path) -> None:
-    name = str(office.session.submit_job(str(job)))
-    office.wait(name, PATIENCE)
-    assert office.state(name) != "FINISHED:COMPLETED"
+def refused(admin: AdminClient, job: Path) -> None:
+    name = str(admin.session.submit_job(str(job)))
+    admin.wait(name, PATIENCE)
+    assert admin.state(name) != "FINISHED:COMPLETED"

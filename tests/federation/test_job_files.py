@@ -1,4 +1,4 @@
-"""A job is two fixed documents and a study, signed by the office; anything else is not run."""
+"""A job is two fixed documents and a study, signed by the administrator; anything else is not run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sign(app: Path, kit: Path) -> None:
     sign_folders(str(app), key, str(kit / "startup/client.crt"))
 
 
-def deployed(kits: dict[str, Path], tmp_path: Path, spoil: Spoil = lambda app: None, signer: str = "office") -> Path:
+def deployed(kits: dict[str, Path], tmp_path: Path, spoil: Spoil = lambda app: None, signer: str = "admin") -> Path:
     """A job's files as they lie at a site, spoilt before they were signed."""
     app = tmp_path / "app"
     job_files.write_app(app, "[study]\n")
@@ -42,7 +42,7 @@ def deployed(kits: dict[str, Path], tmp_path: Path, spoil: Spoil = lambda app: N
 
 
 def fault(app: Path, kits: dict[str, Path]) -> str:
-    return job_files.fault(app, job_files.authority_of(kits["ada"]))
+    return job_files.fault(app, kits["ada"])
 
 
 def test_a_studys_job_is_run(kits: dict[str, Path], tmp_path: Path) -> None:
@@ -82,20 +82,20 @@ SPOILS: dict[str, Spoil] = {
 
 @pytest.mark.parametrize("spoil", SPOILS.values(), ids=list(SPOILS))
 def test_anything_else_is_not(kits: dict[str, Path], tmp_path: Path, spoil: Spoil) -> None:
-    app = deployed(kits, tmp_path, spoil, signer="" if spoil is SPOILS["a link"] else "office")
+    app = deployed(kits, tmp_path, spoil, signer="" if spoil is SPOILS["a link"] else "admin")
     assert fault(app, kits)
 
 
-def test_a_job_the_office_has_not_signed_is_not_run(kits: dict[str, Path], tmp_path: Path) -> None:
+def test_a_job_the_administrator_has_not_signed_is_not_run(kits: dict[str, Path], tmp_path: Path) -> None:
     """A server can pass a study on, not write one; nor can a site."""
-    assert fault(deployed(kits, tmp_path / "nobody", signer=""), kits) == "the office has not signed this job"
-    assert fault(deployed(kits, tmp_path / "site", signer="bea"), kits) == "the office has not signed this job"
+    assert fault(deployed(kits, tmp_path / "nobody", signer=""), kits) == "the administrator has not signed this job"
+    assert fault(deployed(kits, tmp_path / "site", signer="bea"), kits) == "the administrator has not signed this job"
     app = deployed(kits, tmp_path / "later")
     (app / "config/study.toml").write_text('[method]\nname = "other"\n')
-    assert fault(app, kits) == "the office has not signed this job"
+    assert fault(app, kits) == "the administrator has not signed this job"
     others = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "others")
     app = deployed(others, tmp_path / "elsewhere")
-    assert fault(app, kits) == "the office has not signed this job"
+    assert fault(app, kits) == "the administrator has not signed this job"
 
 
 @pytest.mark.parametrize("path", [job_files.SERVER_CLASS, job_files.SITE_CLASS])
@@ -111,7 +111,7 @@ def test_a_jobs_process_looks_again(kits: dict[str, Path]) -> None:
     """Files that were changed after they arrived end the process before anything of them is read."""
     app = kits["bea"] / J / "app_bea"
     job_files.write_app(app, "[study]\n")
-    sign(app, kits["office"])
+    sign(app, kits["admin"])
     start.check_job(str(kits["bea"]), "bea", J)
     (app / "custom").mkdir()
     with pytest.raises(SystemExit, match="custom"):

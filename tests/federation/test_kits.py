@@ -12,8 +12,8 @@ import pytest
 from consilium.errors import DataError, StudyError
 from consilium.federation.kit_settings import RIGHTS
 from consilium.federation.kits import make_kits
-from consilium.federation.project import OFFICE, Project, read_project
-from consilium.federation.start import OFFICE_COMMANDS
+from consilium.federation.project import ADMIN, Project, read_project
+from consilium.federation.start import ADMIN_COMMANDS
 from consilium.federation.supervisor import prepare
 
 
@@ -21,7 +21,7 @@ def test_a_project_file_is_written_and_read(tmp_path: Path) -> None:
     project = Project("eyes", "fl.example.org", 8002, ("ada", "bea"))
     project.write(tmp_path / "eyes.toml")
     assert read_project(tmp_path / "eyes.toml") == project
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="exists already"):
         project.write(tmp_path / "eyes.toml")
 
 
@@ -29,7 +29,7 @@ def test_a_project_file_is_written_and_read(tmp_path: Path) -> None:
     ("sites", "why"),
     [
         *(((), "at least one"), (("ada", "ada"), "once"), (("a/b",), "cannot be used"), (("server",), "another")),
-        *((("office",), "another"), (("authority",), "another"), (("ada.bea",), "no '.'"), (("localhost",), "another")),
+        *((("admin",), "another"), (("authority",), "another"), (("ada.bea",), "no '.'"), (("localhost",), "another")),
     ],
 )
 def test_names_that_cannot_work_are_refused(sites: tuple[str, ...], why: str) -> None:
@@ -40,7 +40,7 @@ def test_names_that_cannot_work_are_refused(sites: tuple[str, ...], why: str) ->
 def test_a_kits_readme_names_our_own_start(tmp_path: Path) -> None:
     """NVIDIA FLARE's says to run start.sh, which knows nothing of hospital.toml."""
     kits = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
-    starts = {"server": "federation server server", "office": "federation submit", "ada": "federation site ada"}
+    starts = {"server": "federation server server", "admin": "federation submit", "ada": "federation site ada"}
     for name, start in starts.items():
         texts = [path.read_text() for path in kits[name].rglob("readme*")]
         assert len(texts) == 1
@@ -57,8 +57,9 @@ def test_kits_send_no_logs_and_run_only_studies(tmp_path: Path) -> None:
     assert server["class_allow_list"] == ["consilium.federation.server_entry.ServerJob"]
     assert not [part for part in site["components"] if "log" in part["id"]]
     rights = json.loads((kits["ada"] / "local/authorization.json").read_text())["permissions"]
-    assert list(rights) == ["project_admin"]
-    assert {rights["project_admin"][what] for what in ("shell_commands", "byoc", "operate")} == {"none"}
+    assert list(rights) == ["project_admin", "watcher"]
+    for role in rights.values():
+        assert {role[what] for what in ("shell_commands", "byoc", "operate")} == {"none"}
     sent = json.loads((kits["ada"] / "startup/fed_client.json").read_text())
     assert sent["client"]["connection_security"] == "mtls"
     with pytest.raises(DataError, match="has kits already"):
@@ -114,16 +115,21 @@ def test_a_kit_of_an_earlier_version_is_closed_when_it_starts(tmp_path: Path) ->
     assert not (kit / "startup/start.sh").exists()
 
 
-def test_the_rights_of_the_office_are_its_commands() -> None:
+CHANGES = ("submit_job", "clone_job", "abort_job")
+
+
+@pytest.mark.parametrize(("role", "not_allowed"), [("project_admin", ()), ("watcher", CHANGES), ("lead", None)])
+def test_the_rights_of_an_administrator_are_its_commands(role: str, not_allowed: tuple[str, ...] | None) -> None:
     """A right that is missing shows only as a journal that stays empty."""
     from nvflare.fuel.sec.authz import AuthzContext, Person
     from nvflare.security.security import FLAuthorizer
 
     authorizer = FLAuthorizer("consilium", RIGHTS)
-    office = Person(OFFICE, "consilium", "project_admin")
+    admin = Person(ADMIN, "consilium", role)
 
     def may(right: str) -> bool:
-        return bool(authorizer.authorize(AuthzContext(user=office, submitter=office, right=right))[0])
+        return bool(authorizer.authorize(AuthzContext(user=admin, submitter=admin, right=right))[0])
 
-    assert [name for name in OFFICE_COMMANDS if not name.startswith("_") and not may(name)] == []
+    commands = [name for name in ADMIN_COMMANDS if not name.startswith("_")]
+    assert [name for name in commands if not may(name)] == list(commands if not_allowed is None else not_allowed)
     assert [name for name in ("cat", "ls", "byoc", "shutdown", "restart", "sys_info") if may(name)] == []

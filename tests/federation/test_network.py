@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from consilium import simulation
-from consilium.federation.office import open_office
+from consilium.federation.admin import open_admin
 from consilium.federation.supervisor import prepare, start
 from consilium.federation.trial import START, settle
 from tests.federation.conftest import SITES, Running, digest
@@ -83,16 +83,16 @@ def apart(link: Link, federation: Path, tmp_path_factory: pytest.TempPathFactory
         arguments, variables = prepare(local.kits["cid"], "site", local.hospital("cid"))
         behind = ["ip", "netns", "exec", link.space, *arguments]
         local.processes["cid"] = start(local.kits["cid"], behind, variables)
-        office = stack.enter_context(open_office(local.kits["office"], START))
-        office.wait_for(SITES, START)
-        yield Running(local, office)
+        admin = stack.enter_context(open_admin(local.kits["admin"], START))
+        admin.wait_for(SITES, START)
+        yield Running(local, admin)
 
 
 def test_a_short_cut_loses_nothing(apart: Running, link: Link, federation: Path, tmp_path: Path) -> None:
     study = toy_study(
         federation, "scaffold", study__name="cut", study__rounds=25, study__score_every=25, study__deadline=150.0
     )
-    apart.office.submit(study)
+    apart.admin.submit(study)
     apart.wait_for_round(study, 4)
     link.set("down")
     time.sleep(12)
@@ -108,7 +108,7 @@ def test_a_long_cut_costs_the_rounds_it_lasts(apart: Running, link: Link, federa
     study = toy_study(
         federation, "scaffold", study__name="long-cut", study__rounds=60, study__score_every=60, study__deadline=10.0
     )
-    apart.office.submit(study)
+    apart.admin.submit(study)
     apart.wait_for_round(study, 4)
     link.set("down")
     apart.wait_until(lambda: any(e["event"] == "lost" for e in apart.events(study)), "a round without cid")
@@ -126,7 +126,7 @@ def test_a_slow_link_is_only_slow(apart: Running, link: Link, federation: Path, 
     study = toy_study(federation, "fedsm", study__name="slow-link", study__deadline=150.0)
     link.limit("256kbit")
     try:
-        apart.office.submit(study)
+        apart.admin.submit(study)
         run = apart.finished(study)
     finally:
         link.limit("10gbit")

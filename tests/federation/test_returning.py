@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import RunProcessKey
+from nvflare.apis.job_def import RunStatus
+from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.fuel.common.exit_codes import ProcessExitCode
+from nvflare.private.fed.server.job_runner import JobRunner
+from nvflare.utils.process_utils import spawn_process
 
+from consilium.federation.launchers import ServerJobHandle
 from consilium.federation.places import outcome_path, runs_of
 from consilium.federation.returning import CRASHES, NO_RESUME, Returning, died
 from consilium.files import write_json
@@ -115,3 +122,20 @@ def test_a_person_may_switch_that_off(kit: Path, monkeypatch: pytest.MonkeyPatch
     outcome = crash(kit, "j1", "", 4)
     assert not outcome["again"]
     assert "`consilium federation resume j1` goes on" in outcome["said"]
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("kill -9 $$", ProcessExitCode.INFRASTRUCTURE_ERROR),  # as when memory is short
+        ("exit 0", JobReturnCode.SUCCESS),
+        ("exit 3", JobReturnCode.EXECUTION_ERROR),
+    ],
+)
+def test_a_job_process_that_a_signal_ended_has_not_failed_by_itself(script: str, code: int) -> None:
+    """So FLARE calls the job abnormal, and the server goes on with its run."""
+    handle = ServerJobHandle(process_adapter=spawn_process(["/bin/sh", "-c", script], dict(os.environ)))
+    handle.wait()
+    assert handle.poll() == code
+    status = JobRunner._classify_finished_job_status({RunProcessKey.PROCESS_RETURN_CODE: handle.poll()})
+    assert (status == RunStatus.FINISHED_ABNORMAL) == (script == "kill -9 $$")

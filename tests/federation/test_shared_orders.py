@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from consilium import simulation, tree
+from consilium import packet_files, simulation, tree
 from consilium.hospital import Hospital
 from consilium.run_folder import RunFolder
 from consilium.tree import Packet, flatten
 from consilium.wires import held, simulated
-from tests.federation.test_desk_and_wire import deploy
+from tests.federation.test_service_and_wire import deploy
 from tests.toy import SIZES, toy_study
 
 
@@ -49,7 +49,7 @@ def test_a_fedsm_scoring_writes_its_models_once_in_simulation(
 ) -> None:
     """K sites, K + 2 models: one file of K + 2 models instead of K of them."""
     written: list[tuple[str, int]] = []
-    write, exchange = tree.write, simulated.SimulatedWire.exchange
+    write, exchange = packet_files.write, simulated.SimulatedWire.exchange
     doing: list[str] = []
 
     def counted(packet: Packet, path: Path, *more: Any, **named: Any) -> int:
@@ -62,7 +62,7 @@ def test_a_fedsm_scoring_writes_its_models_once_in_simulation(
         doing.append(do)
         return exchange(wire, do, *more)
 
-    monkeypatch.setattr(simulated.tree, "write", counted)
+    monkeypatch.setattr(simulated.packet_files, "write", counted)
     monkeypatch.setattr(simulated.SimulatedWire, "exchange", told)
     study = toy_study(federation, "fedsm", study__rounds=2, study__score_every=2)
     folder = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder)

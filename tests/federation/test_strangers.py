@@ -25,7 +25,7 @@ def port(kits: dict[str, Path]) -> int:
 
 def greeted(where: int, kit: Path | None, own: Path | None) -> bool:
     """Whether the server speaks HTTP/2 with whoever shows the certificate of `own`; without `kit`, in plain text."""
-    with socket.create_connection(("127.0.0.1", where), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", where), timeout=100) as plain:
         plain.settimeout(10)
         try:
             if kit is None:

@@ -15,11 +15,13 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+from consilium import simulation
 from consilium.federation import trial
+from tests.federation.conftest import digest
 from tests.toy import toy_study
 
 
-class Sleepers(trial.Local):
+class Sleepers(trial.LocalFederation):
     """Participants that only sleep."""
 
     def start(self, name: str) -> None:
@@ -35,9 +37,9 @@ def nobody(*_: object) -> Iterator[Any]:
 def test_a_stopped_trial_takes_its_processes_down(
     which: signal.Signals, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = Sleepers(tmp_path, {"office": tmp_path}, {})
+    local = Sleepers(tmp_path, {"admin": tmp_path}, {})
     monkeypatch.setattr(trial, "settle", lambda *_: local)
-    monkeypatch.setattr(trial, "open_office", nobody)
+    monkeypatch.setattr(trial, "open_admin", nobody)
     before = signal.getsignal(which)
     with pytest.raises(SystemExit) as stopped, trial.local_federation(toy_study(federation), ("ada", "bea"), tmp_path):
         os.kill(os.getpid(), which)
@@ -45,3 +47,13 @@ def test_a_stopped_trial_takes_its_processes_down(
     assert set(local.processes) == {"server", "ada", "bea"}
     assert all(process.poll() is not None for process in local.processes.values())
     assert signal.getsignal(which) is before
+
+
+@pytest.mark.federation
+@pytest.mark.slow
+@pytest.mark.xdist_group("federation")
+@pytest.mark.timeout(900)
+def test_a_study_that_names_a_class_can_be_tried(federation: Path, tmp_path: Path) -> None:
+    study = toy_study(federation, "tests.federation.other_package:Method", study__rounds=1, study__deadline=60.0)
+    tried = trial.try_federation(study, None, tmp_path / "runs")
+    assert digest(tried) == digest(simulation.run(study, tmp_path / "simulated", workers=0).folder)

@@ -38,17 +38,17 @@ def test_a_crashed_server_goes_on_by_itself(running: Running, federation: Path, 
     study = toy_study(
         federation, "scaffold", study__name="crashed", study__rounds=20, study__score_every=20, study__deadline=60.0
     )
-    job = running.office.submit(study)
+    job = running.admin.submit(study)
     running.wait_for_round(study, 3)
     running.kill("server")
     running.local.start("server")  # as its supervisor does
     run = running.finished(study)
-    last = running.office.latest(job)
+    last = running.admin.latest(job)
     assert last != job
-    assert running.office.state(job) == "FINISHED:ABNORMAL"  # not shown as running
-    assert running.office.outcome(job)["state"] == "crashed"
-    with pytest.raises(RunError, match=f"went on as {last}"):
-        running.office.fetch(job, tmp_path / "runs")
+    assert running.admin.state(job) == "FINISHED:ABNORMAL"  # not shown as running
+    assert running.admin.outcome(job)["state"] == "crashed"
+    with pytest.raises(RunError, match=f"resumed as {last}"):
+        running.admin.fetch(job, tmp_path / "runs")
     assert digest(run) == digest(simulation.run(study, tmp_path, workers=0).folder)
 
 
@@ -59,7 +59,7 @@ def test_a_dead_job_process_at_one_site_does_not_end_the_run(
     study = toy_study(
         federation, "scaffold", study__name="dead-job", study__rounds=40, study__score_every=40, study__deadline=60.0
     )
-    running.office.submit(study)
+    running.admin.submit(study)
     running.wait_for_round(study, 3)
     for process in job_processes(running, "bea"):
         process.kill()
@@ -76,12 +76,12 @@ def test_a_dead_job_process_at_the_server_goes_on_by_itself(running: Running, fe
         federation, "apfl", study__name="dead-server-job", study__rounds=20, study__score_every=20,
         study__deadline=60.0,
     )  # fmt: skip
-    job = running.office.submit(study)
+    job = running.admin.submit(study)
     running.wait_for_round(study, 3)
     for process in job_processes(running, "server"):
         process.kill()
     run = running.finished(study)
-    assert running.office.outcome(job)["state"] == "crashed"
+    assert running.admin.outcome(job)["state"] == "crashed"
     assert digest(run) == digest(simulation.run(study, tmp_path, workers=0).folder)
 
 
@@ -90,7 +90,7 @@ def test_a_site_that_crashes_again_and_again_is_simply_away(running: Running, fe
     study = toy_study(
         federation, "scaffold", study__name="flapping", study__rounds=60, study__score_every=60, study__deadline=60.0
     )
-    running.office.submit(study)
+    running.admin.submit(study)
     running.wait_for_round(study, 2)
     over = threading.Event()
 
@@ -121,7 +121,7 @@ def test_a_hanging_site_costs_its_silence_not_the_deadline(running: Running, fed
     study = toy_study(
         federation, "scaffold", study__name="hanging", study__rounds=12, study__score_every=12, study__silence=6.0
     )
-    running.office.submit(study)
+    running.admin.submit(study)
     running.wait_for_round(study, 2)
     stopped = job_processes(running, "cid")
     for process in stopped:
@@ -155,14 +155,14 @@ def test_stop_takes_effect_within_a_round(running: Running, federation: Path) ->
         federation, "scaffold", study__name="stop-soon", study__rounds=500, study__score_every=500,
         study__deadline=600.0,
     )  # fmt: skip
-    job = running.office.submit(study)
+    job = running.admin.submit(study)
     running.wait_for_round(study, 2)
     for process in job_processes(running, "cid"):
         process.suspend()  # a round that would last
     rounds = max(e["round"] for e in running.events(study) if e["event"] == "round")
     start = time.monotonic()
-    running.office.stop(job)
-    assert running.office.wait(job, PATIENCE) == "FINISHED:ABORTED"
+    running.admin.stop(job)
+    assert running.admin.wait(job, PATIENCE) == "FINISHED:ABORTED"
     assert time.monotonic() - start < 45
     assert max(e["round"] for e in running.events(study) if e["event"] == "round") <= rounds + 1
 
@@ -175,12 +175,12 @@ def test_a_second_instance_of_a_site_is_refused(running: Running, tmp_path: Path
     first = subprocess.Popen(words)
     try:
         running.wait_until(lambda: (kits["ada"] / "process.log").exists(), "the first to start")
-        second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
         assert second.returncode == 2
         assert "the site 'ada' is running already" in second.stderr
     finally:
         first.send_signal(signal.SIGTERM)
-        assert first.wait(30) == 0
+        assert first.wait(PATIENCE) == 0
     for place in (kits["ada"], tmp_path / "m"):  # the locks went with the first and its child
         with alone(place, "nobody"):
             pass

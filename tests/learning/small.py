@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from consilium.site import Batch, Local, Mark, Round, Site, SiteCard, Task
+from consilium.batch import Batch
+from consilium.local_training import Local
+from consilium.site import Round, Site, SiteCard
+from consilium.task import CaseScore, Task
 from consilium.weights import Weights
 
 FIRST = Round(0, "train", 0, 4)
@@ -25,6 +28,7 @@ class Line(Task):
     seed: int = 0
     device: str = "cpu"
     headline = "error"
+    metrics = ("error",)
 
     def network(self, kind: str = "model", labels: Sequence[str] | None = None) -> nn.Module:
         return nn.Linear(self.inputs, len(labels) if labels else 1, bias=False)
@@ -41,8 +45,8 @@ class Line(Task):
         full: bool,
         labels: Sequence[str] | None = None,
         spacing: Sequence[float] | None = None,
-    ) -> list[Mark]:
-        return [Mark("y", "error", float((output[0] - truth).abs()))]
+    ) -> list[CaseScore]:
+        return [CaseScore("y", "error", float((output[0] - truth).abs()))]
 
     def infer(
         self, weights: Weights, images: Tensor, kind: str = "model", labels: Sequence[str] | None = None

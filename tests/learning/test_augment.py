@@ -53,7 +53,39 @@ def test_image_and_mask_flip_the_same_way(dimensions: int) -> None:
     assert len(flips) == 2**dimensions  # every axis alone, and all of them together
 
 
-@pytest.mark.parametrize("name", ["rotate", "scale"])
+def test_in_the_plane_slices_keep_their_place() -> None:
+    """Flips and quarter turns in rows and columns alone; a plane that is not square is turned by half."""
+    mask = np.zeros((3, 6, 6), np.uint8)
+    mask[0, 0, 1] = 1
+    image = (mask * 10.0)[None].astype(np.float32)
+    seen: dict[str, set[tuple[int, ...]]] = {"flip-plane": set(), "turn": set()}
+    for name, places in seen.items():
+        for seed in range(24):
+            new_image, new_mask, _ = augment(image, mask, (name,), seed)
+            assert new_mask is not None
+            np.testing.assert_array_equal(new_image[0], new_mask * 10.0)
+            (place,) = np.argwhere(new_mask)
+            places.add(tuple(map(int, place)))
+    assert seen["flip-plane"] == {(0, 0, 1), (0, 5, 1), (0, 0, 4), (0, 5, 4)}
+    assert seen["turn"] == {(0, 0, 1), (0, 4, 0), (0, 5, 4), (0, 1, 5)}
+    narrow = {augment(image[..., :4], mask[..., :4], ("turn",), seed)[1].tobytes() for seed in range(12)}  # type: ignore[union-attr]
+    assert narrow == {mask[..., :4].tobytes(), mask[:, ::-1, 3::-1].tobytes()}
+
+
+def test_cutout_hides_boxes_of_the_image_and_keeps_the_labels() -> None:
+    mask = np.ones((16, 16), np.uint8)
+    image = np.random.default_rng(0).uniform(1, 2, (1, 16, 16)).astype(np.float32)
+    shares = []
+    for seed in range(20):
+        new_image, new_mask, _ = augment(image, mask, ("cutout",), seed)
+        np.testing.assert_array_equal(new_mask, mask)
+        hidden = new_image != image
+        assert (new_image[hidden] == image.min()).all()
+        shares.append(hidden.mean())
+    assert 0 in shares and 0 < max(shares) < 0.25
+
+
+@pytest.mark.parametrize("name", ["rotate", "scale", "affine", "distort"])
 def test_image_and_mask_move_together(name: str) -> None:
     """Inside a structure, away from its border, the moved image is the moved mask."""
     mask = np.zeros((32, 32), np.uint8)
@@ -100,5 +132,20 @@ def test_nothing_named_changes_nothing() -> None:
 
 
 def test_an_unknown_name_is_said() -> None:
-    with pytest.raises(StudyError, match="no 'blur'; choose from flip, rotate, scale, brightness, noise"):
+    with pytest.raises(StudyError, match="no 'blur'; choose from flip, flip-plane, rotate, turn"):
         check(["flip", "blur"])
+
+
+def test_a_strength_multiplies_what_is_done() -> None:
+    image = np.random.default_rng(0).random((1, 8, 8)).astype(np.float32)
+    for seed in range(8):
+        weak, strong = (augment(image, None, (name,), seed)[0] - image for name in ("noise", "noise*2"))
+        np.testing.assert_allclose(strong, 2 * weak, atol=1e-6)
+    flipped = [augment(image, None, ("flip*2",), seed)[0] for seed in range(4)]  # each axis with probability 1
+    assert all(np.array_equal(one, image[:, ::-1, ::-1]) for one in flipped)
+
+
+@pytest.mark.parametrize("name", ["noise*", "noise*0", "noise*x", "noise*11"])
+def test_a_strength_is_a_number(name: str) -> None:
+    with pytest.raises(StudyError, match=r"noise\*0.5"):
+        check([name])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from consilium.batch import Batch
 from consilium.data.cache import open_site
 from consilium.data.cases import Cases, _patch
 from consilium.data.preprocess import Preprocess
 from consilium.data.site_folder import read_federation
 from consilium.learning.augment import augment
-from consilium.site import Batch
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,20 @@ def test_every_second_patch_is_around_a_label(shape: tuple[int, ...]) -> None:
         assert truth is not None
         hits += bool(truth[(2,) * len(shape)])
     assert 80 < hits < 125  # 200 · 1/2, and a few by chance
+
+
+def test_patches_may_lie_where_the_image_is_bright() -> None:
+    """One bright voxel and another one labelled: patches go to the bright one, and a hidden organ is not starved."""
+    image, mask = np.full((1, 20, 20), -1.0, np.float32), np.zeros((20, 20), np.uint8)
+    image[0, 5, 5], mask[14, 14] = 0.5, 1
+    bright = labelled = 0
+    for seed in range(100):
+        cut, truth, _ = _patch(image, mask, None, (4, 4), np.random.default_rng(seed), around=0.0)
+        assert truth is not None
+        bright, labelled = bright + bool(cut[0, 2, 2] > 0), labelled + bool(truth[2, 2])
+    assert 35 < bright < 65 and labelled < 5
+    dark = _patch(np.full_like(image, -1.0), mask, None, (4, 4), np.random.default_rng(0), around=0.0)
+    assert dark[0].shape == (1, 4, 4)  # nothing is bright: anywhere
 
 
 def test_small_cases_are_padded_at_both_ends() -> None:

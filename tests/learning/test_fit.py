@@ -14,12 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from consilium.learning.fit import Fit, Job, fit, learning_rate
+from consilium.batch import Batch
+from consilium.learning.fit import Fit, Job, fit
+from consilium.learning.optimizers import learning_rate
 from consilium.learning.server_step import adam_step
+from consilium.local_training import Local
 from consilium.method import OptimizerState
-from consilium.site import Batch, Local, Round
+from consilium.site import Round
+from consilium.site_opening import open_worker
 from consilium.weights import Weights
-from consilium.worker import open_worker
 from tests.learning.small import FIRST, batch, line, site, value
 from tests.toy import SIZES, toy_study
 

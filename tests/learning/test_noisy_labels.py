@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from consilium.batch import Batch
 from consilium.learning.main_teacher import Refined, refined
 from consilium.learning.noisy_labels import left_out, reverse_cross_entropy, reverse_factor
-from consilium.learning.pseudo_labels import Said
+from consilium.learning.pseudo_labels import PseudoLabels
 from consilium.networks.plain_unet import Supervised
 from consilium.networks.unet import UNet
 from consilium.networks.vgg import SmallVGG
-from consilium.site import Batch
 from consilium.tasks.segmentation import Segmentation
 
 TASK = Segmentation(("a", "b"), 2, 1, UNet((4, 8), 1), SmallVGG((4,)), loss_name="dice+ce")
@@ -24,10 +24,10 @@ TASK = Segmentation(("a", "b"), 2, 1, UNet((4, 8), 1), SmallVGG((4,)), loss_name
 # ------------------------------------------------------------------------------------------------ the main teacher
 
 
-def heard(teacher: list[int], own: tuple[int, ...] = ()) -> Said:
+def heard(teacher: list[int], own: tuple[int, ...] = ()) -> PseudoLabels:
     everything = torch.tensor([teacher], dtype=torch.uint8)
     others = torch.tensor([[0 if c in own else c for c in teacher]], dtype=torch.uint8)
-    return Said(others, everything, torch.zeros(1, len(teacher)))
+    return PseudoLabels(others, everything, torch.zeros(1, len(teacher)))
 
 
 def refine(teacher: list[int], model: list[int], own: tuple[int, ...] = (), **how: Any) -> Refined:
@@ -94,7 +94,7 @@ def test_claims_on_what_the_site_annotates_are_void() -> None:
 def test_a_case_without_a_mask_takes_claims_on_all_labels() -> None:
     """The same claims in two cases of a site that annotates label 1, but not in the second."""
     everything = torch.tensor([[1, 1, 2, 0]] * 2, dtype=torch.uint8)
-    said = Said(torch.tensor([[0, 0, 2, 0], [1, 1, 2, 0]], dtype=torch.uint8), everything, torch.zeros(2, 4))
+    said = PseudoLabels(torch.tensor([[0, 0, 2, 0], [1, 1, 2, 0]], dtype=torch.uint8), everything, torch.zeros(2, 4))
     decided = torch.tensor([[0, 0, 2, 1]] * 2, dtype=torch.uint8)
     own = torch.tensor([[False, True, False], [False, False, False]])
     guarded, plain = (refined(said, decided, own, 0.3, True, guard) for guard in (True, False))
@@ -106,7 +106,7 @@ def test_a_case_without_a_mask_takes_claims_on_all_labels() -> None:
 
 
 def test_every_case_decides_for_itself() -> None:
-    said = Said(*(torch.tensor([[1, 1], [2, 0]], dtype=torch.uint8),) * 2, torch.zeros(2, 2))
+    said = PseudoLabels(*(torch.tensor([[1, 1], [2, 0]], dtype=torch.uint8),) * 2, torch.zeros(2, 2))
     decided = torch.tensor([[1, 1], [1, 1]], dtype=torch.uint8)
     labels, ignored = refined(said, decided, torch.zeros(2, 3, dtype=torch.bool), 0.8, True, False)
     assert labels.tolist() == [[1, 1], [1, 1]] and not ignored.any()

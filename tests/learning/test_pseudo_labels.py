@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from consilium.learning.pseudo_labels import Opinion, claimed, entropy, merged_chances, said, with_truth
+from consilium.learning.pseudo_labels import (
+    TeacherOutput,
+    claimed,
+    combined_labels,
+    entropy,
+    merged_chances,
+    with_truth,
+)
 
 LABELS = ("kidney", "liver", "spleen")
 
@@ -19,8 +26,8 @@ def chances(*channels: list[float]) -> Tensor:
 
 
 # five voxels; the first teacher knows the kidney, the second liver and spleen
-KIDNEY = Opinion(("kidney",), chances([0.9, 0.1, 0.3, 0.6, 0.2], [0.1, 0.9, 0.7, 0.4, 0.8]))
-OTHERS = Opinion(
+KIDNEY = TeacherOutput(("kidney",), chances([0.9, 0.1, 0.3, 0.6, 0.2], [0.1, 0.9, 0.7, 0.4, 0.8]))
+OTHERS = TeacherOutput(
     ("liver", "spleen"),
     chances([0.8, 0.7, 0.1, 0.2, 0.05], [0.1, 0.2, 0.8, 0.1, 0.05], [0.1, 0.1, 0.1, 0.7, 0.9]),
 )
@@ -45,7 +52,7 @@ def test_ground_truth_goes_first_and_background_is_what_is_left() -> None:
 
 
 def test_of_two_teachers_of_one_organ_either_may_claim() -> None:
-    doubting = Opinion(("kidney",), chances([0.9] * 5, [0.1] * 5))
+    doubting = TeacherOutput(("kidney",), chances([0.9] * 5, [0.1] * 5))
     assert claimed([KIDNEY, doubting], LABELS).tolist() == [[0, 1, 1, 0, 1]]
 
 
@@ -67,9 +74,9 @@ def test_entropy_is_over_classes_and_divided_by_their_number() -> None:
 
 
 def test_doubt_is_told_before_ground_truth() -> None:
-    heard = said([KIDNEY, OTHERS], LABELS, own=("kidney",), bare=torch.tensor([False]))
+    heard = combined_labels([KIDNEY, OTHERS], LABELS, own=("kidney",), bare=torch.tensor([False]))
     assert heard.everything.tolist() == [[0, 1, 2, 3, 3]]
     assert heard.others.tolist() == [[0, 0, 2, 3, 3]]
-    maskless = said([KIDNEY, OTHERS], LABELS, own=("kidney",), bare=torch.tensor([True]))
+    maskless = combined_labels([KIDNEY, OTHERS], LABELS, own=("kidney",), bare=torch.tensor([True]))
     assert maskless.others.tolist() == [[0, 1, 2, 3, 3]]  # the site's own teacher stands in for the annotation
     assert torch.equal(heard.entropy, entropy(merged_chances([KIDNEY, OTHERS], LABELS)))

@@ -10,7 +10,8 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from consilium import tree
+from consilium import packet_files
+from consilium.contract import run_in_process, run_tampered
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.local_norm import LocalNorm
 from consilium.messages import Envelope, Reply
@@ -18,10 +19,9 @@ from consilium.methods.apple import APPLE, attraction, next_peers
 from consilium.prediction import open_predictor
 from consilium.run_folder import RunFolder
 from consilium.site import Round, Site, SiteCard
-from consilium.store import MemoryShelf
+from consilium.store import MemoryStore
 from consilium.tree import flatten
 from consilium.weights import Weights
-from tests.contract.promises import run_in_process, run_tampered
 from tests.learning.small import FIRST, Given, batch, line, site, value
 from tests.toy import toy_study
 
@@ -127,7 +127,7 @@ def test_the_scheduler_fades_from_one_to_exactly_zero(
     kind: str, rounds: float, total: int, expected: list[float]
 ) -> None:
     method = APPLE(scheduler=kind, scheduler_rounds=rounds)
-    found = [method.fading(at(r, total)) for r in range(len(expected))]
+    found = [method.penalty_factor(at(r, total)) for r in range(len(expected))]
     assert found == pytest.approx(expected)
     assert [f == 0 for f in found] == [e == 0 for e in expected]
 
@@ -260,7 +260,10 @@ def test_p_acts_on_what_leaves_through_training_alone() -> None:
     other = replace(
         memory, p={"ada": 3.0, "bea": -1.0, "cid": 0.5, "dan": 7.0}, history=torch.rand(5, 4), rounds=(0,) * 5
     )
-    sent = [tree.to_bytes(flatten(method.train(here, kept, APPLE.Downlink({}), FIRST)[0])) for kept in (memory, other)]
+    sent = [
+        packet_files.to_bytes(flatten(method.train(here, kept, APPLE.Downlink({}), FIRST)[0]))
+        for kept in (memory, other)
+    ]
     assert sent[0] == sent[1]
     busy = site(BATCH, roster=FOUR)
     trained = [method.train(busy, kept, APPLE.Downlink({}), FIRST)[0] for kept in (memory, replace(memory, p=other.p))]
@@ -279,7 +282,7 @@ def test_running_statistics_are_the_personal_models_own_and_stay(policy: str, fe
 
     folder = run_tampered(study, tmp_path, hand)
     kept = LocalNorm(frozenset(), "ada").kept(study.method)
-    held: Any = MemoryShelf(folder.path / "sites" / "ada" / "memory", "ada").at(1, kept)
+    held: Any = MemoryStore(folder.path / "sites" / "ada" / "memory", "ada").at(1, kept)
     statistics: Weights = held.memory.statistics
     assert set(statistics) == set(study.task.shape()) - study.task.parameters()
     counts = [int(tensor) for name, tensor in statistics.items() if name.endswith("num_batches_tracked")]
@@ -319,14 +322,14 @@ def test_a_run_predicts_with_a_sites_own_model_only(finished: Path) -> None:
 
 def test_a_site_stores_every_core_once(finished: Path) -> None:
     """Two rounds are kept: N cores each, and the history of p; equal content is one file."""
-    shelf = finished / "sites" / "ada" / "memory"
-    documents = [json.loads(path.read_text()) for path in sorted(shelf.glob("*.json"))]
+    memories = finished / "sites" / "ada" / "memory"
+    documents = [json.loads(path.read_text()) for path in sorted(memories.glob("*.json"))]
     cores = [{k: v for k, v in d["weights"].items() if "cores/" in k} for d in documents]
     assert all(len(found) == 3 for found in cores)
     used = {digest for d in documents for digest in (*d["weights"].values(), d["tensors"])}
-    assert {path.stem for path in (shelf / "store").glob("*")} == used
-    model = max(path.stat().st_size for path in (shelf / "store").glob("*"))
-    total = sum(path.stat().st_size for path in (shelf / "store").glob("*"))
+    assert {path.stem for path in (memories / "store").glob("*")} == used
+    model = max(path.stat().st_size for path in (memories / "store").glob("*"))
+    total = sum(path.stat().st_size for path in (memories / "store").glob("*"))
     assert total < (len({digest for found in cores for digest in found.values()}) + 1) * model
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import simulation, tree
+from consilium import packet_files, simulation
+from consilium.contract import Interrupted, crash_after, run_in_process, state
 from consilium.errors import StudyError
 from consilium.methods.averaged import Averaged, Release, check_averaging
 from consilium.methods.fedavg import FedAvg
@@ -18,7 +19,6 @@ from consilium.methods.fedsm_extra import FedSMExtra
 from consilium.run_folder import RunFolder
 from consilium.site import Round, SiteCard
 from consilium.weights import Weights
-from tests.contract.promises import Interrupted, crash_after, run_in_process, state
 from tests.learning.small import Line, line, value
 from tests.toy import toy_study
 
@@ -68,7 +68,7 @@ def test_methods_without_one_shared_model_are_refused() -> None:
 def models(result: simulation.Result) -> tuple[Weights, Weights]:
     """The last round's own model, and what is released."""
     method = RunFolder.open(result.folder).study.method
-    server = tree.load(result.folder / "last.safetensors", method.Server)
+    server = packet_files.load(result.folder / "last.safetensors", method.Server)
     return (server.now if isinstance(method, Averaged) else server).global_, method.release(server, None).global_
 
 

@@ -10,20 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import simulation, tree
+from consilium import packet_files, simulation, tree
 from consilium.describe import describe
 from consilium.errors import StudyError
 from consilium.learning.discriminant import Discriminant, FeatureSums, discriminant, sums_of
-from consilium.method import Best, Valid, timeline
+from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM
-from consilium.methods.routing import DiscriminantRouter, SuperModel
+from consilium.methods.routers import DiscriminantRouter
+from consilium.methods.routing import SuperModel
 from consilium.prediction import open_predictor
+from consilium.reports.drawings import selected
+from consilium.reports.grouping import groups
+from consilium.reports.reading import read_run
 from consilium.run_folder import RunFolder
 from consilium.site import SiteCard
+from consilium.site_opening import open_worker
 from consilium.study import Study
 from consilium.tasks.features import feature_count
+from consilium.timeline import timeline
 from consilium.weights import Weights
-from consilium.worker import open_worker
 from tests.learning.small import Line, line
 from tests.toy import SIZES, toy_study
 
@@ -126,7 +131,7 @@ def test_models_alone_are_scored_until_the_exchange_and_the_super_model_is_the_h
     assert {row.model for row in rows if row.phase == "best"} == {"global", "personal", "super"}
     assert result.summary["headline"]["model"] == "super" and "site_mean" in result.summary["headline"]
     assert set(result.summary["best"]["rounds"]) == {"global:pooled", *(f"personal/{site}" for site in SIZES)}
-    server = tree.load(result.folder / "best.safetensors", FedSM.Server)
+    server = packet_files.load(result.folder / "best.safetensors", FedSM.Server)
     assert server.discriminant is not None and server.discriminant.sites == list(SIZES)
     assert server.selector is None and server.router is None
 
@@ -142,6 +147,7 @@ def test_it_works_with_every_partner(personal: str, federation: Path, tmp_path: 
     assert [e for kind in ("lost", "refused") for e in events(result, kind)] == []
 
 
+@pytest.mark.slow
 def test_curves_on_request(federation: Path, tmp_path: Path) -> None:
     """With score_selector the super model is scored on the way; its bytes count, in scored rounds only."""
     result = done(federation, tmp_path, study__rounds=4, study__score_every=2, method__score_selector=True)
@@ -151,7 +157,7 @@ def test_curves_on_request(federation: Path, tmp_path: Path) -> None:
     assert sizes[2] > sizes[1] + 1000 and sizes[4] > sizes[3] + 1000
     assert abs(sizes[1] - sizes[3]) < 100
     without = done(federation, tmp_path / "without", study__rounds=4, study__score_every=2)
-    one, other = (tree.load(run.folder / "best.safetensors", FedSM.Server) for run in (result, without))
+    one, other = (packet_files.load(run.folder / "best.safetensors", FedSM.Server) for run in (result, without))
     assert one.global_.digest == other.global_.digest  # what is scored changes nothing that is trained
     assert one.router is None and one.discriminant.covariance.equal(other.discriminant.covariance)
 
@@ -159,12 +165,14 @@ def test_curves_on_request(federation: Path, tmp_path: Path) -> None:
 def test_a_site_that_is_away_from_the_exchange_cannot_be_named(federation: Path, tmp_path: Path) -> None:
     """Its personal model stays, is scored at home and can be asked for by name; no image is routed to it."""
     result = done(federation, tmp_path, study__away={"bea": ["statistics"]})
-    server = tree.load(result.folder / "best.safetensors", FedSM.Server)
+    server = packet_files.load(result.folder / "best.safetensors", FedSM.Server)
     assert server.discriminant.sites == ["ada", "cid"]
     assert set(server.personal) == set(SIZES)
     routed = result.summary["best"]["scores"]["super"]["routed"][""]
     assert set(routed["sites"]) == {"ada", "cid"}
     assert [(e["phase"], e["site"]) for e in events(result, "away")] == [("statistics", "bea")]
+    picture = selected(groups([read_run(result.folder)])[0])
+    assert picture is not None and "it cannot name bea, away when it was made" in picture.caption
     _, own = open_predictor(result.folder, "bea")
     assert own.of == "bea"
 
@@ -186,8 +194,8 @@ def test_runs_of_version_0_1_are_read(tmp_path: Path) -> None:
     packet = tree.flatten(now)
     old = packet.header.replace(r"\"discriminant\":null,", "").replace(r",\"router\":null", "")
     assert old != packet.header and "router" not in old
-    tree.write(tree.Packet(old, packet.tensors), tmp_path / "old.safetensors")
-    read = tree.load(tmp_path / "old.safetensors", FedSM.Server)
+    packet_files.write(tree.Packet(old, packet.tensors), tmp_path / "old.safetensors")
+    read = packet_files.load(tmp_path / "old.safetensors", FedSM.Server)
     assert (read.discriminant, read.router, read.confidence) == (None, None, 0.5)
 
 

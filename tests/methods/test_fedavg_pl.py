@@ -9,22 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import tree
+from consilium import packet_files
+from consilium.contract import Stage, run_in_process
 from consilium.errors import StudyError
-from consilium.learning.pseudo_labels import claimed, opinions
-from consilium.methods.pseudo_labelled import _labels, taught
+from consilium.learning.pseudo_labels import claimed, teacher_outputs
+from consilium.methods.fedprox import proximal_job
+from consilium.methods.pseudo_labelled import _labels
+from consilium.methods.teachers import taught
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.site import Round
-from tests.contract.promises import Stage, run_in_process
 from tests.toy import toy_study, write_organs
 
-ONE_EACH = {"data__annotated": {"cid": ["round"]}, "method__teacher_rounds": 1}  # only bea annotates the square
+ONE_EACH = {"data__annotated": {"cid": ["round"]}, "method__teachers__rounds": 1}  # only bea annotates the square
 
 
 def last(result: Result) -> Any:
     kind: Any = RunFolder.open(result.folder).study.method
-    return tree.load(result.folder / "last.safetensors", kind.Server)
+    return packet_files.load(result.folder / "last.safetensors", kind.Server)
 
 
 def trained(result: Result) -> dict[tuple[str, int, str], dict[str, Any]]:
@@ -40,13 +42,13 @@ def test_a_teacher_is_what_the_site_trains_alone(organs: Path, tmp_path: Path) -
     memory = alone.method.remember(alone.workers["ada"].site)
     for step in range(3):
         _, memory = alone.method.train(alone.workers["ada"].site, memory, alone.method.Downlink(), alone.rounds[step])
-    school = stage.method.remember(site).school
-    together, _, _ = taught(site, school, 3, 3)
+    teaching = stage.method.remember(site).teaching
+    together, _, _ = taught(site, teaching, 3, 3)
     for step in range(3):
-        school, _, _ = taught(site, school, step + 1, 3)
-    assert school.teacher.digest == together.teacher.digest == memory.teacher.digest
-    assert (school.rounds, school.state) == (3, None)
-    assert school.best is not None and school.valid == together.valid
+        teaching, _, _ = taught(site, teaching, step + 1, 3)
+    assert teaching.teacher.digest == together.teacher.digest == memory.teacher.digest
+    assert (teaching.rounds, teaching.state) == (3, None)
+    assert teaching.best is not None and teaching.valid == together.valid
 
 
 def test_teachers_are_sent_once(organs: Path, tmp_path: Path) -> None:
@@ -92,22 +94,22 @@ def test_a_teacher_that_never_comes_does_not_stop_the_run(organs: Path, tmp_path
 
 def test_labels_come_from_the_annotation_and_the_others_teachers(organs: Path, tmp_path: Path) -> None:
     """At ada every voxel of its annotation keeps its label; squares come from teachers only."""
-    stage = Stage(toy_study(organs, "fedavg-pl", method__teacher_rounds=4, local__lr=0.02), tmp_path)
+    stage = Stage(toy_study(organs, "fedavg-pl", method__teachers__rounds=4, local__lr=0.02), tmp_path)
     for index in range(5):
         stage.round(index)
     worker = stage.workers["ada"]
     kept: Any = worker.kept(4)
-    school = kept.memory.school
-    site = stage.method._with_maps(worker.site, school)
-    teach = stage.method._teach(worker.site, school)
+    teaching = kept.memory.teaching
+    site = stage.method._with_maps(worker.site, teaching)
+    teach = stage.method._teach(worker.site, teaching)
     found = 0
     for batch in site.batches(stage.rounds[4]):
-        lesson = teach(batch)
-        assert lesson.batch.labels is None  # all are known
-        assert torch.equal(lesson.batch.truth == 1, batch.truth == 1)
-        found += int((lesson.batch.truth == 2).sum())
+        labelled = teach(batch)
+        assert labelled.batch.labels is None  # all are known
+        assert torch.equal(labelled.batch.truth == 1, batch.truth == 1)
+        found += int((labelled.batch.truth == 2).sum())
         live = teach(replace(batch, beside=None))
-        assert torch.equal(live.batch.truth, lesson.batch.truth)
+        assert torch.equal(live.batch.truth, labelled.batch.truth)
     assert found > 0
 
 
@@ -115,22 +117,26 @@ def test_labels_come_from_the_annotation_and_the_others_teachers(organs: Path, t
 def test_in_a_case_without_a_mask_all_labels_come_from_teachers(teachers: str, tmp_path: Path) -> None:
     """Also those the site annotates elsewhere: there its own teacher is heard."""
     folder = write_organs(tmp_path / "organs", unlabelled=2)
-    study = toy_study(folder, "fedavg-pl", method__teacher_rounds=8, local__lr=0.02, method__teachers=teachers)
+    study = toy_study(
+        folder, "fedavg-pl", method__teachers__rounds=8, local__lr=0.02, method__teachers__labels=teachers
+    )
     stage = Stage(study, tmp_path)
     for index in range(9):
         stage.round(index)
     worker = stage.workers["ada"]
-    school = worker.kept(8).memory.school  # type: ignore[union-attr]
+    teaching = worker.kept(8).memory.teaching  # type: ignore[union-attr]
     site = replace(worker.site, data=worker.site.data.with_unlabelled())
-    teach = stage.method._teach(site, school)
-    lessons = [teach(batch) for batch in stage.method._with_maps(site, school).batches(stage.rounds[8])]
-    seen = {case: (lesson, i) for lesson in lessons for i, case in enumerate(lesson.batch.cases)}
+    teach = stage.method._teach(site, teaching)
+    labelled_batches = [teach(batch) for batch in stage.method._with_maps(site, teaching).batches(stage.rounds[8])]
+    seen = {case: (labelled, i) for labelled in labelled_batches for i, case in enumerate(labelled.batch.cases)}
     assert set(seen) == {"ada0", "ada1", "ada2", "ada100", "ada101"}
-    for case, (lesson, i) in seen.items():
-        everything, truth = lesson.said.others[i], lesson.batch.truth[i]
-        assert lesson.batch.labels is None
+    for case, (labelled, i) in seen.items():
+        everything, truth = labelled.pseudo.others[i], labelled.batch.truth[i]
+        assert labelled.batch.labels is None
         if case in ("ada100", "ada101"):
-            given = opinions(site.task, {**school.others, "ada": school.best}, _labels(site), lesson.batch.images)
+            given = teacher_outputs(
+                site.task, {**teaching.others, "ada": teaching.best}, _labels(site), labelled.batch.images
+            )
             assert torch.equal(truth, claimed(given, site.task.labels)[i])
             assert (truth == 1).any()
         else:
@@ -138,9 +144,9 @@ def test_in_a_case_without_a_mask_all_labels_come_from_teachers(teachers: str, t
 
 
 def test_live_teachers_label_as_cached_ones_where_nothing_is_augmented(organs: Path, tmp_path: Path) -> None:
-    fields = {"method__teacher_rounds": 1, "study__rounds": 2}
+    fields = {"method__teachers__rounds": 1, "study__rounds": 2}
     cached, live = (
-        run_in_process(toy_study(organs, "fedavg-pl", method__teachers=how, **fields), tmp_path)
+        run_in_process(toy_study(organs, "fedavg-pl", method__teachers__labels=how, **fields), tmp_path)
         for how in ("cached", "live")
     )
     gap = last(cached).global_ - last(live).global_
@@ -155,7 +161,7 @@ def test_patches_and_augmentation_move_labels_with_images(organs: Path, tmp_path
 
 def test_fedprox_without_its_pull_is_fedavg(organs: Path, tmp_path: Path) -> None:
     plain, none, some = (
-        run_in_process(toy_study(organs, name, study__rounds=2, method__teacher_rounds=1, **fields), tmp_path)
+        run_in_process(toy_study(organs, name, study__rounds=2, method__teachers__rounds=1, **fields), tmp_path)
         for name, fields in (("fedavg-pl", {}), *(("fedprox-pl", {"method__mu": mu}) for mu in (0.0, 1.0)))
     )
     assert last(plain).global_.digest == last(none).global_.digest
@@ -163,12 +169,28 @@ def test_fedprox_without_its_pull_is_fedavg(organs: Path, tmp_path: Path) -> Non
     assert (last(some).global_ - start).norm() < (last(plain).global_ - start).norm()
 
 
+def test_the_pull_of_fedprox_as_ufps_writes_it_is_a_mean(organs: Path, tmp_path: Path) -> None:
+    """μ times the mean of squares over all d parameters; FedProx has μ/2 times their sum, d/2 times as much."""
+    site = Stage(toy_study(organs, "fedprox-pl"), tmp_path).workers["ada"].site
+    anchor = site.task.initial()
+    moved = {name: anchor[name] + 0.5 for name in site.task.parameters()}
+    d = sum(tensor.numel() for tensor in moved.values())
+    total, mean = (proximal_job(site, anchor, 0.2, mean=how).penalty for how in (False, True))
+    assert total is not None and mean is not None
+    assert mean(moved).item() == pytest.approx(0.2 * 0.25, rel=1e-5)
+    assert total(moved).item() == pytest.approx(0.2 / 2 * 0.25 * d, rel=1e-5)
+    study: Any = toy_study(organs, "fedprox-pl", method__squares="mean")
+    assert study.method.squares == "mean"
+    with pytest.raises(StudyError, match="squares = 'square': it must be one of sum, mean"):
+        toy_study(organs, "fedprox-pl", method__squares="square")
+
+
 def test_releases_of_fedasam_can_be_averaged_over_rounds(organs: Path, tmp_path: Path) -> None:
     """As the paper's FedASAM*: sites train on from the last round's model, the mean is what they use."""
-    plain = run_in_process(toy_study(organs, "fedasam-pl", method__teacher_rounds=1), tmp_path)
+    plain = run_in_process(toy_study(organs, "fedasam-pl", method__teachers__rounds=1), tmp_path)
     fields = {"release__swa_from": 0.3, "release__swa_cycle": 1}
-    study = toy_study(organs, "fedasam-pl", method__teacher_rounds=1, **fields)
-    server: Any = tree.load(run_in_process(study, tmp_path).folder / "last.safetensors", study.method.Server)
+    study = toy_study(organs, "fedasam-pl", method__teachers__rounds=1, **fields)
+    server: Any = packet_files.load(run_in_process(study, tmp_path).folder / "last.safetensors", study.method.Server)
     assert server.now.global_.digest == last(plain).global_.digest
     assert server.mean.global_.digest != server.now.global_.digest
     assert server.mean.teachers["ada"].digest == server.now.teachers["ada"].digest
@@ -177,10 +199,10 @@ def test_releases_of_fedasam_can_be_averaged_over_rounds(organs: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method__teacher_rounds": -1}, "teacher_rounds = -1: it cannot be negative"),
-        ({"method__teachers": "dead"}, "teachers = 'dead': it must be one of cached, live"),
-        ({"method__priority": ["round", "round"]}, "a label is named twice"),
-        ({"method__priority": ["ring"]}, "there is no label 'ring'; choose from round, square"),
+        ({"method__teachers__rounds": -1}, r"\[method.teachers\] rounds = -1: it cannot be negative"),
+        ({"method__teachers__labels": "dead"}, "labels = 'dead': it must be one of cached, live"),
+        ({"method__teachers__priority": ["round", "round"]}, "a label is named twice"),
+        ({"method__teachers__priority": ["ring"]}, "there is no label 'ring'; choose from round, square"),
         ({"data__annotated": {"ada": []}}, "annotated.ada is empty"),
         ({"data__annotated": {"bea": ["round"], "cid": ["round"]}}, "no site that trains annotates 'square'"),
         ({"task__unannotated": "background"}, "for methods without teachers"),

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from consilium.contract import state
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedprox import FedProx
 from consilium.simulation import run
-from tests.contract.promises import state
 from tests.learning.small import FIRST, batch, line, site, value
 from tests.toy import toy_study
 

@@ -12,17 +12,20 @@ import pytest
 import torch
 from torch import nn
 
+from consilium.batch import Batch
 from consilium.data.cases import Cases
 from consilium.errors import StudyError
 from consilium.learning.fit import fit
+from consilium.local_training import Local
 from consilium.method import Best, OptimizerState, Valid
-from consilium.methods.fedsm import FedSM, pulled
+from consilium.methods.fedsm import FedSM
+from consilium.methods.personaliser import pulled
 from consilium.methods.selector import selector_job
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
-from consilium.site import Batch, Local, Round, SiteCard
+from consilium.site import Round, SiteCard
+from consilium.site_opening import open_worker
 from consilium.weights import Weights, mean
-from consilium.worker import open_worker
 from tests.learning.small import FIRST, batch, line, site, value
 from tests.toy import SIZES, toy_study
 
@@ -360,6 +363,19 @@ def test_in_calibration_sums_come_back_and_nothing_else() -> None:
     merged = FedSM().merge(server(), replies, CALIBRATE)
     assert merged.confidence == 1.0
     assert value(merged.global_) == 0.0  # nothing else changed
+
+
+def test_the_study_says_whose_mean_chooses_gamma() -> None:
+    """γ = 0: 9 of 10 and .2 of 1, pooled 9.2, over sites .55. γ = .9: 6 and 1, pooled 7, over sites .8."""
+    tallies = {
+        "ada": ((9.0, *(0.0,) * 5, 6.0, *(0.0,) * 5, 3.0), 10),
+        "bea": ((0.2, *(0.0,) * 5, 1.0, *(0.0,) * 5, 0.1), 1),
+    }
+    replies = {name: counted(*tally) for name, tally in tallies.items()}
+    chosen = {by: FedSM(tuned_by=by).merge(server(), replies, CALIBRATE).confidence for by in ("sites", "pooled")}
+    assert chosen == {"sites": 0.9, "pooled": 0.0}
+    with pytest.raises(StudyError, match="tuned_by = 'cases': it must be one of sites, pooled"):
+        FedSM(tuned_by="cases")
 
 
 def test_without_validation_cases_gamma_stays() -> None:

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from consilium import simulation
-from consilium.cli.progress import _Board
+from consilium import packet_files, simulation, tree
+from consilium.cli.progress import _RunStatus
 from consilium.errors import StudyError
+from consilium.learning.discriminant import sums_of
+from consilium.learning.regression import STRENGTHS, LossForecast, regression
 from consilium.method import Best, Valid
-from consilium.methods.fedsm_extra import FedSMEnsemble, FedSMExtra, Models
-from consilium.methods.routing import GLOBAL
+from consilium.methods.fedsm_ensemble import FedSMEnsemble
+from consilium.methods.fedsm_extra import FedSMExtra
+from consilium.methods.regression_selector import scores_by_strength
+from consilium.methods.routers import GLOBAL, RegressionRouter
+from consilium.methods.routing import SuperModel
+from consilium.methods.selector import Models
+from consilium.prediction import open_predictor
 from consilium.run_folder import RunFolder
 from consilium.site import Round
-from tests.learning.small import batch, line, site, value
+from consilium.task import CaseScore
+from consilium.weights import Weights
+from tests.learning.small import Line, batch, line, site, value
 from tests.toy import toy_study
 
 SELECT = Round(2, "selector", 0, 1)
+
+
+class Seen(Line):
+    """An image is one number, and so is its feature; a model multiplies it by its weight."""
+
+    def infer(self, weights: Weights, images: Any, kind: str = "model", labels: Any = None) -> torch.Tensor:
+        return images @ weights["weight"].T
+
+    def features(self, weights: Weights, images: torch.Tensor) -> torch.Tensor:
+        return images.double()
 
 
 def test_the_studys_rounds_are_split_two_to_one() -> None:
@@ -155,9 +176,87 @@ def test_slices_or_volumes_are_weighed_by_both() -> None:
 def test_the_models_phase_is_scored_by_the_models_it_has(federation: Path, tmp_path: Path) -> None:
     study = toy_study(federation, "fedsm-extra", study__rounds=2, method__selector_rounds=1, study__score_every=1)
     lines: list[str] = []
-    board = _Board()
+    board = _RunStatus()
     result = simulation.run(study, tmp_path, workers=0, watch=lambda event: lines.append(board.take(event)))
     scored = [event for event in RunFolder.open(result.folder).events() if event["event"] == "score"][:2]
     assert [(event["phase"], event["model"]) for event in scored] == [("models", "global"), ("selector", "super")]
     said = [line for line in lines if "round 1/2" in line]
     assert len(said) == 1 and "validation dice 0." in said[0] and "of the global model" in said[0]
+
+
+# ------------------------------------------------------------------------------------------------ in closed form
+
+closed = partial(FedSMExtra, selector_training="regression")
+
+
+def test_a_regression_takes_two_exchanges_and_no_rounds() -> None:
+    assert [(p.name, p.rounds, p.counts, p.from_best) for p in closed().phases(9)] == [
+        ("models", 9, True, False), ("losses", 1, False, True), ("strength", 1, False, False),
+    ]  # fmt: skip
+    with pytest.raises(StudyError, match="selector_rounds = 3: a regression needs no rounds"):
+        closed(selector_rounds=3)
+    with pytest.raises(StudyError, match="selector_training = 'regression'"):
+        FedSMEnsemble(selector_training="regression")
+
+
+def test_a_run_in_closed_form_routes_and_no_selector_travels(federation: Path, tmp_path: Path) -> None:
+    """cid is away when losses are taken: it gets the models with the next exchange, and its own model can be chosen."""
+    changes = {"method__selector_training": "regression", "study__away": {"cid": ["losses"]}}
+    result = simulation.run(toy_study(federation, "fedsm-extra", **changes), tmp_path, workers=0)
+    sent = [event for event in RunFolder.open(result.folder).events() if event["event"] == "train"]
+    assert [(e["phase"], e["site"]) for e in sent if e["phase"] != "models"] == [
+        ("losses", "ada"), ("losses", "bea"), ("strength", "ada"), ("strength", "bea"), ("strength", "cid"),
+    ]  # fmt: skip
+    down = {e["site"]: e["bytes_down"] for e in sent if e["phase"] == "strength"}
+    assert down["cid"] > 1.5 * down["ada"]
+    server = packet_files.load(result.folder / "best.safetensors", FedSMExtra.Server)
+    assert server.selector is None and server.regression.strength in STRENGTHS
+    assert server.regression.sums.n == 8 + 12
+    assert result.summary["headline"]["model"] == "super"
+    assert "site_mean" in result.summary["headline"]
+    _, predictor = open_predictor(result.folder)
+    (choice, *_) = predictor.answer(torch.rand((2, 1, 16, 16))).choices
+    assert list(choice.chances) == [GLOBAL, "ada", "bea", "cid"]
+
+
+def test_it_chooses_the_model_whose_expected_loss_is_least() -> None:
+    """Features are the image x itself; losses at x: 1 for the global model, x for ada's. Below 1 ada's is better."""
+    x = torch.linspace(0, 2, 21, dtype=torch.float64)[:, None]
+    found = replace(regression([sums_of(torch.cat([x, torch.ones_like(x), x], 1))], 2), strength=1e-9)
+    router = RegressionRouter(Seen(), line(1.0), found, [GLOBAL, "ada"])
+    model = SuperModel(Seen(), line(10.0), {"ada": line(1.0)}, router, 0.0, "ada")
+    near, far = model.answer(torch.tensor([[0.9], [1.1]])).choices
+    assert (near.of, near.why) == ("ada", "the model of ada is expected to have the least loss")
+    assert (far.of, far.why.partition(" (")[0]) == ("", "the selector chose the global model")
+    assert [c.of for c in model.answer(torch.tensor([[0.2], [1.2]]), volume=True).choices] == ["ada", "ada"]
+
+
+class ByVolumes(Seen):
+    """The same, and volumes decide."""
+
+    decides = "volume"
+
+    def score(self, output: torch.Tensor, truth: torch.Tensor, full: bool, *_: Any, **__: Any) -> list[CaseScore]:
+        return [CaseScore("y", "error", float(output.mean()))]
+
+
+@pytest.mark.parametrize(("by_volume", "expected"), [(True, 0.7), (False, (0.2 + 12.0) / 2)])
+def test_a_strength_is_judged_by_what_decides_however_slices_are_routed(by_volume: bool, expected: float) -> None:
+    """Slices at .2 and 1.2, ada's model w = 1 below 1, else the global model w = 10; a volume's score is their mean."""
+    x = torch.linspace(0, 2, 21, dtype=torch.float64)[:, None]
+    forecast = LossForecast(regression([sums_of(torch.cat([x, torch.ones_like(x), x], 1))], 2))
+    here = replace(site(replace(batch([0.2, 1.2], [0.0, 0.0]), volume="scan")), task=ByVolumes())
+    models = Models(line(10.0), {"ada": line(1.0)})
+    scores, cases = scores_by_strength(here, models, forecast, by_volume)
+    assert (scores[0], cases) == (pytest.approx(expected), 1)
+    _, cases = scores_by_strength(replace(here, task=Seen()), models, forecast, by_volume)
+    assert cases == 2
+
+
+def test_runs_of_before_are_read(tmp_path: Path) -> None:
+    server = FedSMExtra.Server(line(1.0), {"ada": line(2.0)}, line(3.0), True, None, (), {"ada": 1})
+    packet = tree.flatten(server)
+    old = packet.header.replace(r",\"regression\":null", "").replace(r"\"regression\":null,", "")
+    assert old != packet.header
+    packet_files.write(tree.Packet(old, packet.tensors), tmp_path / "old.safetensors")
+    assert packet_files.load(tmp_path / "old.safetensors", FedSMExtra.Server).regression is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import simulation, tree
+from consilium import packet_files, simulation
 from consilium.errors import StudyError
 from consilium.method import OptimizerState
 from consilium.methods.fedavg_finetune import FedAvgFinetune
@@ -24,14 +24,20 @@ PFEDME = {"strength": 1.0, "inner_lr": 0.3, "lr": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("personal", "fields"), [("finetune", {}), ("apfl", {"mix": 0.3}), ("perfedavg", {}), ("pfedme", PFEDME)]
+    ("personal", "fields"),
+    [
+        ("finetune", {}),
+        pytest.param("apfl", {"mix": 0.3}, marks=pytest.mark.slow),
+        ("perfedavg", {}),
+        pytest.param("pfedme", PFEDME, marks=pytest.mark.slow),
+    ],
 )
 def test_a_super_model_with_personal_models_by_another_method(
     personal: str, fields: dict[str, Any], federation: Path, tmp_path: Path
 ) -> None:
     study = toy_study(federation, "fedsm", method__personal=personal, method__personal_fields=fields)
     result = simulation.run(study, tmp_path, workers=0)
-    server = tree.load(result.folder / "best.safetensors", FedSM.Server)
+    server = packet_files.load(result.folder / "best.safetensors", FedSM.Server)
     digests = {server.global_.digest, *(weights.digest for weights in server.personal.values())}
     assert len(digests) == 4, "three personal models and the global one differ"
     assert {"super", "global", "personal"} <= set(result.summary["best"]["scores"])
@@ -86,7 +92,7 @@ def test_the_loss_of_the_model_and_of_the_selector_are_both_told(federation: Pat
             "of finetune: finetune_epochs = 0: it must be at least 1.",
         ),
         ("perfedavg", {"hessian": 3}, "personal_fields of perfedavg: hessian = 3: it must be text."),
-        ("softpull", {"mix": 0.5}, "[method] personal_fields go with another `personal` than softpull."),
+        ("softpull", {"mix": 0.5}, "[method] personal_fields are not for personal = 'softpull'; remove them."),
     ],
 )
 def test_fields_of_the_other_method_are_checked(personal: str, fields: dict[str, Any], sentence: str) -> None:
@@ -95,7 +101,7 @@ def test_fields_of_the_other_method_are_checked(personal: str, fields: dict[str,
 
 
 def test_whole_numbers_of_the_other_method_may_stand_for_numbers() -> None:
-    assert FedSM(personal="pfedme", personal_fields={"strength": 15}).partner.strength == 15.0
+    assert FedSM(personal="pfedme", personal_fields={"strength": 15}).personaliser.how.strength == 15.0
 
 
 def selector_step(training: str, state: OptimizerState | None = None) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from consilium.errors import StudyError
-from consilium.learning.gradients import Bench
+from consilium.learning.gradients import GradientNetwork
 from consilium.methods.per_fedavg import PerFedAvg, meta_adapted, meta_gradient, meta_round
 from consilium.site import Round
 from tests.learning.small import FIRST, batch, line, site, value
@@ -17,7 +17,7 @@ ADAPT = Round(4, "adapt", 0, 1)
 
 def gradient(how: PerFedAvg, *batches: Any) -> float:
     here = site(*batches)
-    found, _ = meta_gradient(Bench(here, line(2.0)), list(batches), how)
+    found, _ = meta_gradient(GradientNetwork(here, line(2.0)), list(batches), how)
     return float(found["weight"])
 
 

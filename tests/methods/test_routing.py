@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 
 from consilium.errors import StudyError
-from consilium.methods.routing import GRID, NetworkRouter, SuperModel, calibration, chosen_confidence
-from consilium.site import Mark, SiteCard
+from consilium.methods.fedsm import FedSM
+from consilium.methods.routers import NetworkRouter
+from consilium.methods.routing import GRID, SuperModel, calibration, chosen_confidence
+from consilium.site import Round, SiteCard
+from consilium.site_opening import open_worker
+from consilium.task import CaseScore
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import Weights
-from consilium.worker import open_worker
 from tests.learning.small import Line, batch, line, site
 from tests.toy import SIZES, toy_study
 
@@ -24,15 +28,15 @@ class Routed(Line):
     def infer(self, weights: Weights, images: Any, kind: str = "model", labels: Any = None) -> torch.Tensor:
         return images @ weights["weight"].T
 
-    def score(self, output: torch.Tensor, truth: torch.Tensor, full: bool, *_: Any, **__: Any) -> list[Mark]:
-        return [Mark("y", "error", float(output[0]))]
+    def score(self, output: torch.Tensor, truth: torch.Tensor, full: bool, *_: Any, **__: Any) -> list[CaseScore]:
+        return [CaseScore("y", "error", float(output.mean()))]
 
 
-def super_model(gamma: float, home: str = "ada") -> SuperModel:
+def super_model(gamma: float, home: str = "ada", route: str = "volume") -> SuperModel:
     """Global gives 10 x, ada x, bea 2 x; ada's chance is 1/(1 + e⁻ˣ): even at x = 0, .88 at x = 2."""
     selector = Weights({"weight": torch.tensor([[0.5], [-0.5]])})
     router = NetworkRouter(Routed(), selector, ["ada", "bea"])
-    return SuperModel(Routed(), line(10.0), {"ada": line(1.0), "bea": line(2.0)}, router, gamma, home)
+    return SuperModel(Routed(), line(10.0), {"ada": line(1.0), "bea": line(2.0)}, router, gamma, home, route)
 
 
 IMAGES = torch.tensor([[2.0], [-2.0], [0.1]])
@@ -97,10 +101,55 @@ def test_one_hospitals_own_model_can_be_asked_for() -> None:
 def test_tallies_by_hand() -> None:
     """x = 2 (chance .88): ada scores 2, global 20. x = .1 (.525): ada .1, global 1. Sums by γ of the grid."""
     here = site(batch([2.0, 0.1], [0.0, 0.0]), roster=["ada", "bea"])
-    sums, cases = calibration(super_model(0.0), here.__class__(**{**vars(here), "task": Routed()}))
+    sums, cases = calibration(super_model(0.0), here, "slice")
     assert cases == 2
     by_hand = [2.1 if gamma < 0.525 else 3.0 if gamma < 0.88 else 21.0 for gamma in GRID]
     assert list(sums) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("route", "unit", "steps", "count"),
+    [
+        ("slice", "slice", {0.525: 2.1, 0.88: 3.0, 2.0: 21.0}, 2),
+        ("slice", "volume", {0.525: 1.05, 0.88: 1.5, 2.0: 10.5}, 1),  # in between, one slice from each model
+        ("volume", "slice", {0.703: 2.1, 2.0: 21.0}, 2),  # both slices have the mean chance, (.88 + .525) / 2
+        ("volume", "volume", {0.703: 1.05, 2.0: 10.5}, 1),
+    ],
+)
+def test_gamma_is_judged_by_what_decides_however_slices_are_routed(
+    route: str, unit: str, steps: dict[float, float], count: int
+) -> None:
+    """The slices of one volume, x = 2 and .1; a volume's score is the mean of its slices' here."""
+    slices = replace(batch([2.0, 0.1], [0.0, 0.0]), volume="scan")
+    sums, cases = calibration(super_model(0.0, route=route), site(slices, roster=["ada", "bea"]), unit)
+    by_hand = [next(total for below, total in steps.items() if gamma < below) for gamma in GRID]
+    assert (list(sums), cases) == (pytest.approx(by_hand), count)
+
+
+class ByVolumes(Routed):
+    """The same, and volumes decide."""
+
+    decides = "volume"
+
+
+@pytest.mark.parametrize(
+    ("task", "route", "tuned_by", "cases"),
+    [
+        (Routed(), "volume", "sites", 2),
+        (ByVolumes(), "slice", "sites", 1),
+        (Routed(), "volume", "pooled", 1),  # 0.1 judged what it routed
+        (ByVolumes(), "slice", "pooled", 2),
+    ],
+)
+def test_fedsm_counts_slices_or_volumes_as_the_task_decides(task: Any, route: str, tuned_by: str, cases: int) -> None:
+    slices = replace(batch([2.0, 0.1], [0.0, 0.0]), volume="scan")
+    here = replace(site(slices, roster=["ada", "bea"]), task=task)
+    selector = Weights({"weight": torch.tensor([[0.5], [-0.5]])})
+    method = FedSM(route=route, tuned_by=tuned_by)
+    trial = method.Release(line(10.0), {"ada": line(1.0), "bea": line(2.0)}, selector, 0.0, "ada")
+    got = method.Downlink(None, None, None, None, None, trial)
+    uplink, _ = method.train(here, method.remember(here), got, Round(3, "calibrate", 0, 1))
+    assert uplink.cases == cases
 
 
 def test_the_ends_of_the_tally_are_all_personal_and_all_global(federation: Path, tmp_path: Path) -> None:
@@ -112,7 +161,7 @@ def test_the_ends_of_the_tally_are_all_personal_and_all_global(federation: Path,
     personal = {name: task.initial(draw=i + 1) for i, name in enumerate(SIZES)}
     router = NetworkRouter(task, task.initial("selector", labels=list(SIZES)), list(SIZES))
     model = SuperModel(task, task.initial(), personal, router, 0.0, "bea")
-    sums, cases = calibration(model, here)
+    sums, cases = calibration(model, here, "slice")
     (valid,) = here.data.whole("valid", 10)
     for gamma, at in ((0.0, 0), (1.0, -1)):
         model.confidence = gamma
@@ -131,8 +180,8 @@ def tally(**better: float) -> tuple[tuple[float, ...], int]:
     ("tallies", "expected"),
     [
         ([tally(g0_9=12.0)], 0.9),
-        ([tally(g0_9=12.0), tally(g0_5=13.0)], 0.5),  # pooled: 10 + 13 beats 12 + 10
-        ([tally(g0_5=11.0, g0_9=12.0), tally(g0_5=11.5)], 0.5),  # 22.5 beats 22
+        ([tally(g0_9=12.0), tally(g0_5=13.0)], 0.5),  # 1.0 + 1.3 beats 1.2 + 1.0
+        ([tally(g0_5=11.0, g0_9=12.0), tally(g0_5=11.5)], 0.5),  # 1.1 + 1.15 beats 1.2 + 1.0
         ([tally(g0_5=12.0, g0_6=12.0, g0_7=12.0)], 0.6),  # the middle of a tie
         ([tally(g0_5=12.0, g0_6=12.0)], 0.5),  # of two, the lower
         ([tally()], 0.9),  # all alike: the middle of the grid
@@ -140,19 +189,30 @@ def tally(**better: float) -> tuple[tuple[float, ...], int]:
         ([tally(g1=12.0), ((0.0,) * len(GRID), 0)], 1.0),  # a site without cases says nothing
     ],
 )
-def test_the_best_gamma_on_pooled_validation(tallies: list[Any], expected: float) -> None:
-    assert chosen_confidence(tallies) == expected
+def test_the_best_gamma_on_validation_over_sites(tallies: list[Any], expected: float) -> None:
+    assert chosen_confidence(tallies, "sites") == expected
 
 
-def test_no_gamma_below_the_global_model_in_the_mean_over_sites() -> None:
+def test_sites_count_alike_whatever_their_number_of_cases() -> None:
     """γ = 0 is best pooled: 40 + 0 against 30 + 1. Over sites it is worse than the global model: .5 against .875."""
     large, small = ((40.0,) * 12 + (30.0,), 40), ((0.0,) * 12 + (1.0,), 1)
-    assert chosen_confidence([large, small]) == 1.0
-    assert chosen_confidence([large]) < 1.0  # type: ignore[operator]
+    for rule in ("sites", "pooled"):  # neither takes a γ that is worse over sites than the global model
+        assert chosen_confidence([large, small], rule) == 1.0
+        assert chosen_confidence([large], rule) < 1.0  # type: ignore[operator]
+
+
+def test_the_rule_of_0_1_takes_the_best_pooled_mean() -> None:
+    """γ = .5: 40 of 40 and .1 of 1, pooled 40.1, over sites .55. γ = .9: 30 and 1, pooled 31, over sites .875."""
+    large, small = (
+        ((20.0, 20.0, 40.0, *(20.0,) * 3, 30.0, *(20.0,) * 6), 40),
+        ((0.5, 0.5, 0.1, *(0.5,) * 3, 1.0, *(0.5,) * 6), 1),
+    )
+    assert chosen_confidence([large, small], "pooled") == 0.5
+    assert chosen_confidence([large, small], "sites") == 0.9
 
 
 def test_nobody_with_validation_cases() -> None:
-    assert chosen_confidence([((0.0,) * len(GRID), 0)]) is None
+    assert chosen_confidence([((0.0,) * len(GRID), 0)], "sites") is None
 
 
 def test_the_grid_reaches_from_never_to_always() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from consilium.errors import StudyError
+from consilium.local_training import Local
 from consilium.methods.scaffold import Scaffold
-from consilium.site import Local, Round, Site
+from consilium.site import Round, Site
 from tests.learning.small import FIRST, batch, line, site, value
 
 PLAIN = Local(optimizer="sgd", momentum=0.0, lr=0.1)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import tree
+from consilium import packet_files
+from consilium.contract import run_in_process
 from consilium.errors import NotForOutsiders, StudyError
 from consilium.method import Best, Valid
 from consilium.methods.merged import check_exclusive, merged_logits
@@ -20,7 +21,6 @@ from consilium.run_folder import RunFolder
 from consilium.tasks.classification import Classification
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import Weights
-from tests.contract.promises import run_in_process
 from tests.toy import toy_study
 
 
@@ -65,7 +65,7 @@ def test_each_site_keeps_its_own_best_round() -> None:
 def test_models_that_are_not_shared_stay_at_home(organs: Path, tmp_path: Path) -> None:
     study = toy_study(organs, "solo", method__share_local_parts=False, study__rounds=1)
     result = run_in_process(study, tmp_path)
-    server: Any = tree.load(result.folder / "last.safetensors", Solo.Server)
+    server: Any = packet_files.load(result.folder / "last.safetensors", Solo.Server)
     assert server.teachers == {}
     with pytest.raises(NotForOutsiders, match="not shared"):
         study.method.deploy(study.task, None, study.method.release(server, None))

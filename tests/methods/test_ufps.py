@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from consilium import tree
+from consilium import packet_files, tree
+from consilium.contract import Stage, run_in_process
 from consilium.data.phantoms import write_phantom
+from consilium.describe import describe, describe_all
 from consilium.errors import StudyError
 from consilium.learning.sharp_steps import STRATEGIES, Climb, Masks, _joined, sharp_fit
 from consilium.methods.fedasam import sharp_round
 from consilium.methods.fedavg_pl import FedAvgPL
-from consilium.methods.ufps import UFPS, _begin
+from consilium.methods.teachers import TeacherLabels
+from consilium.methods.ufps import UFPS
+from consilium.methods.ufps_modules import LabelNoise, SharpSteps, begun, first_step
 from consilium.networks.parts import decoder_names
 from consilium.networks.plain_unet import PlainUNet
 from consilium.networks.unet import UNet
@@ -24,23 +28,22 @@ from consilium.networks.vgg import SmallVGG
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.site import Round
-from consilium.study import load_study
-from tests.contract.promises import Stage, run_in_process
+from consilium.study_reading import load_study
 from tests.toy import toy_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
 OFF = {
-    "method__scheduler": "none",
-    "method__arce": 0.0,
-    "method__parts": "none",
-    "method__gmt": "pretrained",
-    "method__sharpness": "none",
+    "method__uncertainty__scheduler": "none",
+    "method__noise__arce": 0.0,
+    "method__uncertainty__parts": "none",
+    "method__main_teacher__labels": "pretrained",
+    "method__sharpness__strategy": "none",
 }
 VARIED = {"task__patch": [12, 12], "task__augment": ["flip"], "task__loss": "dice+ce"}
 
 
 def last(result: Result, kind: Any = UFPS) -> Any:
-    return tree.load(result.folder / "last.safetensors", kind.Server)
+    return packet_files.load(result.folder / "last.safetensors", kind.Server)
 
 
 def test_with_all_modules_off_it_is_fedavg_with_pseudo_labels(organs: Path, tmp_path: Path) -> None:
@@ -50,23 +53,33 @@ def test_with_all_modules_off_it_is_fedavg_with_pseudo_labels(organs: Path, tmp_
 
 
 MODULES = {
-    "scheduler": {"method__scheduler": "tail-shift", "method__warmup": 2.0, "method__ws_end": 9.0},
-    "arce": {"method__arce": 0.01, "method__arce_from": 2.0},
-    "parts": {"method__parts": "decoder", "method__ua_from": 2.0},
-    "gmt": {"method__gmt": "global", "method__gmt_from": 2.0, "method__gmt_guard": False},
-    "sharpness": {"method__sharpness": "susam", "method__sharp_from": 2.0},
+    "scheduler": {
+        "method__uncertainty__scheduler": "tail-shift",
+        "method__uncertainty__weigh_from": 2.0,
+        "method__uncertainty__weigh_until": 9.0,
+    },
+    "arce": {"method__noise__arce": 0.01, "method__noise__start": 2.0},
+    "parts": {"method__uncertainty__parts": "decoder", "method__uncertainty__trust_from": 2.0},
+    "gmt": {
+        "method__main_teacher__labels": "global",
+        "method__main_teacher__start": 2.0,
+        "method__main_teacher__guard": False,
+    },
+    "sharpness": {"method__sharpness__strategy": "susam", "method__sharpness__start": 2.0},
 }
 
 
 @pytest.fixture(scope="module")
 def without(organs: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    study = toy_study(organs, "ufps", study__rounds=2, method__teacher_rounds=1, **VARIED, **OFF)
+    study = toy_study(organs, "ufps", study__rounds=2, method__teachers__rounds=1, **VARIED, **OFF)
     return last(run_in_process(study, tmp_path_factory.mktemp("off"))).global_
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_alone_changes_the_result(module: str, organs: Path, tmp_path: Path, without: Any) -> None:
-    study = toy_study(organs, "ufps", study__rounds=2, method__teacher_rounds=1, **{**VARIED, **OFF, **MODULES[module]})
+    study = toy_study(
+        organs, "ufps", study__rounds=2, method__teachers__rounds=1, **{**VARIED, **OFF, **MODULES[module]}
+    )
     assert last(run_in_process(study, tmp_path)).global_.digest != without.digest
 
 
@@ -75,7 +88,7 @@ def test_every_module_alone_changes_the_result(module: str, organs: Path, tmp_pa
     [(0.0, 10, 0), (0.02, 500, 10), (0.4, 500, 200), (0.6, 500, 300), (0.6, 3, 2), (1.0, 9, 0), (300.0, 500, 299)],
 )
 def test_starts_are_shares_or_round_numbers(start: float, total: int, step: int) -> None:
-    assert _begin(start, total) == step
+    assert first_step(start, total) == step
 
 
 def test_what_is_on_in_the_papers_rounds() -> None:
@@ -83,8 +96,14 @@ def test_what_is_on_in_the_papers_rounds() -> None:
 
     def on(step: int) -> list[str]:
         round = Round(step + 500, "train", step, 500, 500)
-        kinds = {"ws": method._weighs, "ua": method._trusts, "climb": method._climbs, "masks": method._masks}
-        arce = ["arce"] if method._on("arce_from", round) else []
+        sharp = method.sharpness
+        kinds = {
+            "ws": method.uncertainty.weighs,
+            "ua": method.uncertainty.trusts,
+            "climb": sharp.climbs,
+            "masks": sharp.masks,
+        }
+        arce = ["arce"] if begun(method.noise.start, round) else []
         return [name for name, is_on in kinds.items() if is_on(round)] + arce
 
     assert on(9) == []
@@ -96,8 +115,8 @@ def test_what_is_on_in_the_papers_rounds() -> None:
 
 def test_what_leaves_the_site(organs: Path, tmp_path: Path) -> None:
     """The model, from UA's start two numbers, and in a round of masks one bit per parameter."""
-    starts = {"method__ua_from": 2.0, "method__sharp_from": 2.0}
-    stage = Stage(toy_study(organs, "ufps", method__teacher_rounds=1, **starts), tmp_path)
+    starts = {"method__uncertainty__trust_from": 2.0, "method__sharpness__start": 2.0}
+    stage = Stage(toy_study(organs, "ufps", method__teachers__rounds=1, **starts), tmp_path)
     stage.round(0)
     packets = {}
     for index in (1, 2, 3):
@@ -119,7 +138,9 @@ def test_what_leaves_the_site(organs: Path, tmp_path: Path) -> None:
 
 
 def test_the_journal_shows_the_mask(organs: Path, tmp_path: Path) -> None:
-    study = toy_study(organs, "ufps", method__teacher_rounds=1, method__sharp_from=2.0, method__parts="none")
+    study = toy_study(
+        organs, "ufps", method__teachers__rounds=1, method__sharpness__start=2.0, method__uncertainty__parts="none"
+    )
     result = run_in_process(study, tmp_path)
     events = [e for e in RunFolder.open(result.folder).events() if e["event"] == "train" and e["phase"] == "train"]
     up = {event["round"]: event["bytes_up"] for event in events if event["site"] == "ada"}
@@ -129,7 +150,9 @@ def test_the_journal_shows_the_mask(organs: Path, tmp_path: Path) -> None:
 
 def test_with_one_site_nothing_is_disputed(organs: Path, tmp_path: Path) -> None:
     everything = {"data__annotated": {"ada": "all"}, "study__sites": ["ada"]}
-    result = run_in_process(toy_study(organs, "ufps", study__rounds=2, method__sharp_from=0.0, **everything), tmp_path)
+    result = run_in_process(
+        toy_study(organs, "ufps", study__rounds=2, method__sharpness__start=0.0, **everything), tmp_path
+    )
     disputed = last(result).disputed
     assert disputed is not None and not disputed.any()
 
@@ -148,7 +171,12 @@ def replies_of(stage: Stage, **numbers: tuple[float, float]) -> dict[str, Any]:
 @pytest.mark.parametrize("parts", ["decoder", "encoder", "whole"])
 def test_only_the_trusted_part_is_averaged_by_trust(parts: str, organs: Path, tmp_path: Path) -> None:
     """Sites of equal size: shares of a third elsewhere; ada, the calmest, has more where trust counts."""
-    fields = {"method__parts": parts, "method__ua_from": 0.0, "method__tau_mean": 0.05, "method__tau_variance": 0.001}
+    fields = {
+        "method__uncertainty__parts": parts,
+        "method__uncertainty__trust_from": 0.0,
+        "method__uncertainty__tau_mean": 0.05,
+        "method__uncertainty__tau_variance": 0.001,
+    }
     stage = Stage(toy_study(organs, "ufps", **fields), tmp_path)
     replies = replies_of(stage, ada=(0.03, 2e-4), bea=(0.04, 5e-4), cid=(0.05, 9e-4))
     server = stage.method.merge(stage.server, replies, Round(3, "train", 0, 3))
@@ -170,7 +198,9 @@ def test_before_it_starts_everything_is_averaged_by_cases(organs: Path, tmp_path
 
 
 def test_gmt_can_wait_until_the_global_model_matches_everywhere(organs: Path, tmp_path: Path) -> None:
-    stage = Stage(toy_study(organs, "ufps", method__gmt_start="match", method__gmt_from=0.0), tmp_path)
+    stage = Stage(
+        toy_study(organs, "ufps", method__main_teacher__when="match", method__main_teacher__start=0.0), tmp_path
+    )
     round = Round(4, "train", 1, 3, 3)
     server, method = stage.server, stage.method
     card = stage.roster["ada"]
@@ -181,7 +211,7 @@ def test_gmt_can_wait_until_the_global_model_matches_everywhere(organs: Path, tm
     assert server.matched == ("ada", "bea") and not method.send(server, card, round).gmt
     server = method.merge(server, {"cid": replace(replies["cid"], matches=True)}, round)
     assert method.send(server, card, round).gmt
-    at_a_round = Stage(toy_study(organs, "ufps", method__gmt_from=2.0), tmp_path / "round")
+    at_a_round = Stage(toy_study(organs, "ufps", method__main_teacher__start=2.0), tmp_path / "round")
     starts = [at_a_round.method.send(at_a_round.server, card, r).gmt for r in at_a_round.rounds[3:]]
     assert starts == [False, True, True]
 
@@ -272,7 +302,7 @@ def test_the_ready_study_runs_every_module_on_volumes(abdomen: Path, tmp_path: P
     """Four hospitals, four organs, three dimensions, a supervised encoder; the fourth hospital is outside."""
     path = STUDIES / "abdomen_ufps.toml"
     assert path.read_text().startswith("# consilium run studies/abdomen_ufps.toml\n")
-    small = ["study.rounds=3", "preprocess.size=[8, 12, 12]", "task.widths=[4, 8, 8]", "method.teacher_rounds=1"]
+    small = ["study.rounds=3", "preprocess.size=[8, 12, 12]", "task.widths=[4, 8, 8]", "method.teachers.rounds=1"]
     result = run_in_process(load_study(path, [f'data.federation="{abdomen}"', *small]), tmp_path)
     rows = [row for row in RunFolder.open(result.folder).rows() if row.phase == "best" and row.split == "test"]
     assert {row.label for row in rows if row.site == "word"} >= {"kidney", "liver", "spleen", "pancreas"}
@@ -282,11 +312,45 @@ def test_the_ready_study_runs_every_module_on_volumes(abdomen: Path, tmp_path: P
 
 def test_the_papers_study_starts_modules_in_the_papers_rounds(abdomen: Path) -> None:
     study = load_study(STUDIES / "ufps_base.toml", [f'data.federation="{abdomen}"'])
-    starts = {name: getattr(study.method, name) for name in ("warmup", "ws_end", "arce_from", "ua_from", "gmt_from")}
-    assert starts == {"warmup": 11, "ws_end": 201, "arce_from": 201, "ua_from": 300, "gmt_from": 300}
+    method: Any = study.method
+    assert (method.uncertainty.weigh_from, method.uncertainty.weigh_until) == (11, 201)
+    assert (method.noise.start, method.uncertainty.trust_from) == (201, 300)
+    assert (method.main_teacher.start, method.sharpness.start) == (300, 300)
     assert (study.plan.rounds, study.task_fields.patch, study.local.lr) == (500, (80, 192, 192), 1e-4)
     shape = study.task.shape()
     assert sum(tensor.numel() for tensor in shape.values()) == pytest.approx(30.79e6, rel=0.02)  # the published network
+
+
+# ------------------------------------------------------------------------------------------------ tables of a study
+
+
+def test_modules_are_tables_of_a_study(organs: Path, tmp_path: Path) -> None:
+    """In the file, with --set, and in the run's own study, which says every field."""
+    path = tmp_path / "study.toml"
+    path.write_text(f'[data]\nfederation = "{organs}"\n[method]\nname = "ufps"\n[method.sharpness]\nrho = 0.2\n')
+    method: Any = load_study(path).method
+    assert method.sharpness == SharpSteps(rho=0.2) and method.noise == LabelNoise()
+    study = load_study(path, ["method.sharpness.rho=0.3", 'method.teachers.labels="live"'])
+    assert study.method == replace(method, sharpness=SharpSteps(rho=0.3), teachers=TeacherLabels(labels="live"))
+    path.write_text(study.to_toml())
+    assert load_study(path).method == study.method and load_study(path).hash == study.hash
+    for change, sentence in {
+        "method.sharpness.roh=0.3": r"\[method.sharpness\] has no key 'roh'; did you mean 'rho'",
+        "method.sharpnes.rho=0.3": r"has no key 'sharpnes'; did you mean 'sharpness'",
+        'method.noise="none"': r"noise = 'none': it must be a table",
+        "method.noise.arce=true": r"\[method.noise\] arce = True: it must be a number",
+    }.items():
+        with pytest.raises(StudyError, match=sentence):
+            load_study(path, [change])
+
+
+def test_the_fields_of_every_module_are_described() -> None:
+    text = describe("ufps")
+    for section in ("method.teachers", "method.noise", "method.uncertainty", "method.main_teacher", "method.sharpness"):
+        assert f"Fields of [{section}]:" in text
+    assert "  keep_share = 0.4                      T_L, the share of parameters that are perturbed" in text
+    (facts,) = describe_all(["ufps"])
+    assert facts["fields"]["sharpness"]["rho"] == 0.7
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
@@ -295,18 +359,27 @@ def test_the_papers_study_starts_modules_in_the_papers_rounds(abdomen: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method__scheduler": "head"}, "scheduler = 'head': it must be one of tail-shift, base-decrement, round-trip"),
-        ({"method__parts": "norm"}, "parts = 'norm': it must be one of decoder, encoder, whole, none"),
-        ({"method__gmt": "union"}, "gmt = 'union': it must be one of intersection, global, pretrained"),
-        ({"method__gmt_start": "soon"}, "gmt_start = 'soon': it must be one of round, match"),
-        ({"method__sharpness": "sam"}, "sharpness = 'sam': it must be one of susam, usam"),
-        ({"method__ua_from": 1.5}, "ua_from = 1.5: give a share of the rounds below 1, or a round's number"),
-        ({"method__arce": -1.0}, "arce = -1.0: it must be a number from 0 up"),
-        ({"method__agreement": 2.0}, r"agreement = 2.0: it must be in \[0, 1\]"),
-        ({"method__momentum": 1.0}, r"momentum = 1.0: it must be in \[0, 1\)"),
-        ({"method__width": 0.0}, "width = 0.0: it must be positive"),
-        ({"method__mask_every": 0}, "mask_every = 0: it must be at least 1"),
-        ({"method__rho": -0.1}, "rho = -0.1: it must be a number from 0 up"),
+        (
+            {"method__uncertainty__scheduler": "head"},
+            "scheduler = 'head': it must be one of tail-shift, base-decrement, round-trip",
+        ),
+        ({"method__uncertainty__parts": "norm"}, "parts = 'norm': it must be one of decoder, encoder, whole, none"),
+        (
+            {"method__main_teacher__labels": "union"},
+            "labels = 'union': it must be one of intersection, global, pretrained",
+        ),
+        ({"method__main_teacher__when": "soon"}, "when = 'soon': it must be one of round, match"),
+        ({"method__sharpness__strategy": "sam"}, "strategy = 'sam': it must be one of susam, usam"),
+        (
+            {"method__uncertainty__trust_from": 1.5},
+            r"\[method.uncertainty\] trust_from = 1.5: give a share of the rounds below 1, or a round's number",
+        ),
+        ({"method__noise__arce": -1.0}, "arce = -1.0: it must be a number from 0 up"),
+        ({"method__main_teacher__agreement": 2.0}, r"agreement = 2.0: it must be in \[0, 1\]"),
+        ({"method__sharpness__momentum": 1.0}, r"momentum = 1.0: it must be in \[0, 1\)"),
+        ({"method__uncertainty__width": 0.0}, "width = 0.0: it must be positive"),
+        ({"method__sharpness__mask_every": 0}, "mask_every = 0: it must be at least 1"),
+        ({"method__sharpness__rho": -0.1}, "rho = -0.1: it must be a number from 0 up"),
         ({"local__precision": "float16"}, "'float16' cannot be scaled over two steps"),
     ],
 )

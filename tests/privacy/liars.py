@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from consilium import engine
+from consilium.contract import with_packet
 from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
 from consilium.study import Study
 from consilium.tree import Packet
 from consilium.wires.in_process import InProcess
-from tests.contract.promises import with_packet
 
 Tensors = Mapping[str, Tensor]
 Kept = dict[int, tuple[Tensors, Tensors]]  # where a liar began and what it would honestly have answered, by round

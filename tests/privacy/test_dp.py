@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from consilium import simulation
+from consilium.contract import Interrupted, crash_after, run_in_process, state
 from consilium.errors import StudyError
 from consilium.hospital import Limits, too_little_privacy
-from consilium.privacy.dp import Noise, Privacy, epsilon, normal
+from consilium.privacy.accounting import epsilon
+from consilium.privacy.dp import Noise, Privacy
+from consilium.privacy.keyed import normal
 from consilium.run_folder import RunFolder
 from consilium.site import Round
 from consilium.tree import Packet
-from tests.contract.promises import Interrupted, crash_after, run_in_process, state
 from tests.toy import toy_study
 
 ROUND = Round(3, "train", 3, 9)
@@ -42,7 +44,7 @@ def test_epsilon_is_below_the_bound_by_renyi_divergence(rounds: int, noise: floa
     """The rounds compose to ρ-zCDP with ρ = rounds (2/noise)²/2, so ε ≤ ρ + 2 √(ρ ln 1/δ); it is not far below."""
     rho = rounds * (2 / noise) ** 2 / 2
     bound = rho + 2 * math.sqrt(rho * math.log(1e5))
-    assert 0.5 * bound < Privacy(1.0, noise).epsilon(rounds) < bound
+    assert 0.5 * bound < Privacy(1.0, noise).told(rounds) < bound
 
 
 def packet(**tensors: list[float]) -> Packet:
@@ -131,7 +133,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {"privacy__clip": 1.0}, r"\[privacy\] clip and noise go together"),
     ("fedavg", {"privacy__clip": 1.0, "privacy__noise": -1.0}, r"\[privacy\] clip and noise must be numbers from 0 up"),
     ("fedavg", {"privacy__delta": 1.0}, r"\[privacy\] delta = 1.0: it must be in \(0, 1\)"),
-    ("fedavg", {"privacy__epsilon": 1.0}, r"\[privacy\] has no key 'epsilon'"),
+    ("fedavg", {"privacy__epsilon": 1.0}, r"\[privacy\] epsilon is a target for unit = 'patient'"),
     ("apple", {"privacy__clip": 1.0, "privacy__noise": 1.0}, r"with 'apple' sites use models of their own"),
     (
         "fedavg",
@@ -156,6 +158,6 @@ def test_a_hospital_that_demands_privacy_says_what_is_missing(federation: Path) 
     little = toy_study(federation, privacy__clip=1.0, privacy__noise=1.0)
     assert "ε of at most 2.0 at δ = 1e-05, and the study's" in too_little_privacy(limits, little)
     enough = toy_study(federation, privacy__clip=1.0, privacy__noise=20.0)
-    assert enough.privacy.epsilon(3) < 2.0
+    assert enough.privacy.told(3) < 2.0
     assert too_little_privacy(limits, enough) == ""
     assert too_little_privacy(Limits(), toy_study(federation)) == ""

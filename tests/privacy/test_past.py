@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from consilium.contract import Interrupted, crash_after, run_in_process
 from consilium.privacy.firewall import Firewall, judged
-from consilium.privacy.measuring import WIDTH, Update, cosines
+from consilium.privacy.measuring import WIDTH, Update
 from consilium.privacy.past import (
     EMPTY,
-    Entry,
+    AcceptedUpdate,
     History,
     OldHistory,
     Sketches,
@@ -25,7 +27,6 @@ from consilium.privacy.past import (
 from consilium.run_folder import RunFolder
 from consilium.site import SiteCard
 from consilium.store import Store, read_document, write_document
-from tests.contract.promises import Interrupted, crash_after, run_in_process
 from tests.toy import toy_study
 
 
@@ -40,17 +41,6 @@ def grown(rows: Tensor) -> Sketches:
     for row in rows:
         sketches = sketches.plus(row)
     return sketches
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 64, 1000])
-@pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-6])
-def test_the_largest_cosine_is_that_of_all_to_the_last_bit(count: int, spread: float) -> None:
-    for seed in range(5):
-        rows = drawn(seed, count + 1, spread)
-        past, now = rows[:-1], rows[-1]
-        assert grown(past).largest_cosine(now) == max(cosines(past, now))
-    for odd in (torch.zeros(WIDTH), 1e-30 * now, 1e38 * now):
-        assert repr(grown(past).largest_cosine(odd)) == repr(max(cosines(past, odd)))
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-6, 1e-3, 0.5, 2.0])
@@ -76,9 +66,9 @@ def test_two_histories_that_go_on_from_one_do_not_meet() -> None:
 # ---------------------------------------------------------------------------------------------- on disk
 
 
-def entry(number: int, site: str = "ada") -> Entry:
+def entry(number: int, site: str = "ada") -> AcceptedUpdate:
     turn = None if number == 0 else 0.1 * number
-    return Entry(f"train/{site}/global", 0.1 + number, turn, 1 / 3, turn, drawn(number, 1)[0], float(number).hex())
+    return AcceptedUpdate(f"train/{site}/global", 0.1 + number, turn, 1 / 3, drawn(number, 1)[0], float(number).hex())
 
 
 def history(*numbers: int) -> History:
@@ -105,6 +95,18 @@ def test_a_history_comes_back_bit_for_bit(tmp_path: Path) -> None:
         size = append_entries(found.since(2 * number), path, size)
     back, lost = read_entries(path, size)
     assert lost == 0 and same(back, found)
+
+
+def test_a_line_of_0_2_is_read(tmp_path: Path) -> None:
+    """It has the likeness of a rule that is gone."""
+    size = append_entries(history(0).since(0)[:1], tmp_path / "past", 0)
+    old = json.loads((tmp_path / "past").read_text().partition(" ")[2])
+    text = json.dumps([*old[:4], 0.9, *old[4:]])
+    line = f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {text}\n"
+    (tmp_path / "past").write_text(line)
+    found, lost = read_entries(tmp_path / "past", len(line))
+    assert (found.count, lost) == (1, 0) and size < len(line)
+    assert found.of("train", "ada", "global").seals == history(0).of("train", "ada", "global").seals
 
 
 def test_rounds_that_were_not_committed_are_written_over(tmp_path: Path) -> None:
@@ -158,7 +160,7 @@ def test_a_run_says_what_of_its_past_is_damaged_and_goes_on(federation: Path, tm
     run_in_process(firewalled(federation), tmp_path)
     events = RunFolder.open(folder).events()
     (warning,) = [event["text"] for event in events if event["event"] == "warning"]
-    assert "firewall.jsonl: 1 damaged entries; the firewall goes on without them" in warning
+    assert "firewall.jsonl: 1 damaged entries; the firewall continues without them" in warning
 
 
 def test_a_run_of_0_1_goes_on_with_its_past(federation: Path, tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_a_run_of_0_1_goes_on_with_its_past(federation: Path, tmp_path: Path) ->
         facts = read_document(path)
         found, _ = read_entries(folder / "firewall.jsonl", facts.pop("firewall_bytes"))
         old = {
-            key: _OldTrace(t.lengths, t.turns, t.shifts, t.likenesses, t.sketches.latest(99).clone(), t.seals)
+            key: _OldTrace(t.lengths, t.turns, t.shifts, (), t.sketches.latest(99).clone(), t.seals)
             for key, t in found.traces.items()
         }
         facts["firewall"] = Store(folder / "store").put(OldHistory(old))

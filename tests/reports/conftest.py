@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from consilium.reports.reading import RunView, read_run
-from consilium.scores import COLUMNS, Row, run_summary, write_rows
+from consilium.scores.rows import COLUMNS, ScoreRow, write_rows
+from consilium.scores.summary import run_summary
 
 # cases for testing, and how hard a site is for a model of its own and for one shared model
 SITES: Mapping[str, tuple[int, float, float]] = {
@@ -43,7 +44,7 @@ def make_run(
     folder.mkdir(parents=True)
     rng = np.random.default_rng([seed, *method.encode()])
     steps = list(range(every, rounds + 1, every))
-    rows: list[Row] = []
+    rows: list[ScoreRow] = []
     for round_ in steps:
         grown = 1 - 0.7 * float(np.exp(-6 * round_ / rounds)) + float(rng.normal(0, 0.004))
         splits = ["valid", "test"] if round_ in (steps[-2], steps[-1]) else ["valid"]
@@ -68,7 +69,7 @@ def _scored(
     sites: Mapping[str, tuple[int, float, float]],
     outside: tuple[str, ...],
     rng: np.random.Generator,
-) -> Iterator[Row]:
+) -> Iterator[ScoreRow]:
     for site, (n, own, shared) in sites.items():
         for index in range(n if split == "test" else max(2, n // 2)):
             case, hard = f"{site}-{split}-{index:03d}", np.random.default_rng([index, *site.encode()]).normal(0, 0.02)
@@ -76,12 +77,12 @@ def _scored(
                 for label, shift in LABELS.items():
                     value = min(1.0, max(0.0, grown * (level + shift + hard) + rng.normal(0, 0.006)))
                     head = (round_, "train", model, of, "merged", site, site in outside, split, case)
-                    yield Row(*head, label, "dice", float(value))
+                    yield ScoreRow(*head, label, "dice", float(value))
             if method == "fedsm":
                 chosen = f"personal/{site}" if index % 8 else ("global" if index else f"personal/{min(sites)}")
                 for choice in ["global", *(f"personal/{name}" for name in sites)]:
                     head = (round_, "train", "super", "", "merged", site, site in outside, split, case)
-                    yield Row(*head, "", f"chosen:{choice}", float(choice == chosen))
+                    yield ScoreRow(*head, "", f"chosen:{choice}", float(choice == chosen))
 
 
 def _models(
@@ -98,7 +99,7 @@ def _models(
         yield HEADLINE.get(method, "global"), "", shared + LIFT.get(method, 0.0)
 
 
-def _summary(method: str, seed: int, rounds: int, rows: list[Row], steps: list[int]) -> dict[str, Any]:
+def _summary(method: str, seed: int, rounds: int, rows: list[ScoreRow], steps: list[int]) -> dict[str, Any]:
     best = [row for row in rows if row.round == steps[-2]]
     last = [row for row in rows if row.round == steps[-1]]
     sent = {"local": 0, "pooled": 0, "fedavg": 46_000_000, "fedsm": 98_500_000}.get(method, 46_000_000) * rounds

@@ -38,7 +38,7 @@ def test_figures_captions_and_tables_are_on_the_page(run_folder: Callable[..., P
         left(run, "gallery", "What the sites hold", "hk 12", photo, "| site | train |\n|---|---:|\n| hk | 12 (90) |\n")
     write_page([read_run(fedavg), read_run(fedsm)], tmp_path / "p.html")
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
-    section = text.split("<h2>A closer look</h2>")[1].split("</section>")[0]
+    section = text.split("A closer look</h2>")[1].split("</section>")[0]
     assert section.index("<h3>What the sites hold</h3>") < section.index("<h3>How sure: FedSM</h3>")
     assert section.count("What the sites hold") == 1
     assert '<th scope="row">hk</th><td>12 (90)</td>' in section
@@ -52,7 +52,7 @@ def test_figures_captions_and_tables_are_on_the_page(run_folder: Callable[..., P
 def test_a_damaged_analysis_is_a_sentence(run_folder: Callable[..., Path], tmp_path: Path, damage: str) -> None:
     run = run_folder("fedsm", sites=SMALL)
     left(run, "gamma", "t", "c").write_text(damage)
-    with pytest.raises(RunError, match=r"gamma.json is not what `consilium analyse` leaves .*; make it again"):
+    with pytest.raises(RunError, match=r"gamma.json is not a file of `consilium analyse` .*; make it again"):
         write_page([read_run(run)], tmp_path / "p.html")
 
 

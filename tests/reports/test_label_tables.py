@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from consilium.cli.main import app
+from consilium.reports.comparing import compare
 from consilium.reports.labels import CLEAN, site_tables
 from consilium.reports.page import write_page
 from consilium.reports.reading import RunView
-from consilium.reports.tables import compare
 
 
 def test_a_table_per_site_and_one_of_means(four: list[RunView]) -> None:

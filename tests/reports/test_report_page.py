@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,14 +17,19 @@ import numpy as np
 import pytest
 
 from consilium.errors import RunError
-from consilium.reports.page import Overlay, write_page
+from consilium.reports.case_counts import case_grid
+from consilium.reports.comparing import compare
+from consilium.reports.drawings import Overlay
+from consilium.reports.page import write_page
 from consilium.reports.reading import RunView, read_run
-from consilium.reports.tables import SITE_MEAN, compare
+from consilium.reports.rendering import shared_text, unplaced, with_contents
+from consilium.reports.style import label_colour
+from consilium.reports.tables import SITE_MEAN
 
 SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
 SECTIONS = [
-    "Site by site", "How far from pooled training", "Learning curves", "Methods at each site",
-    "Local models elsewhere", "What the selector chose", "Examples", "Label by label", "Cost", "The study",
+    "Site by site", "Distance from pooled training", "Learning curves", "Paired differences", "Methods at each site",
+    "Local models at other sites", "What the selector chose", "Examples", "Label by label", "Cost", "The study",
     "How to read this",
 ]  # fmt: skip
 
@@ -54,7 +64,7 @@ def overlay() -> Overlay:
     mask = np.zeros((16, 16), bool)
     mask[4:12, 4:12] = True
     image = np.random.default_rng(0).random((16, 16, 3))
-    return Overlay(image, {"disc": mask}, {"disc": mask}, "hk", "hk-1", "super", {"disc": 1.0})
+    return Overlay(image, {"disc": mask}, {"disc": mask}, "hk", "hk-1", "super", {"disc": 1.0}, "worst")
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +81,112 @@ def test_all_sections_are_there_in_order(page: str) -> None:
     assert parsed.open == []
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(page: str) -> None:
-    assert "http" not in page
-    assert "<script" not in page
+def test_the_page_fetches_nothing_and_runs_its_own_script_alone(page: str) -> None:
+    assert "http:" not in page and "https:" not in page
     assert "@import" not in page
     assert "url(" not in page
-    assert Page(page).links == []
+    assert all(link.startswith(("#", "data:text/")) for link in Page(page).links)
     assert all((image["src"] or "").startswith("data:image/") for image in Page(page).images)
+    script = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert script == [shared_text("page.js")]
+    seal = b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{seal}'" in page
+
+
+def test_the_contents_lead_to_every_section(page: str) -> None:
+    places = [link.removeprefix("#") for link in Page(page).links if link.startswith("#")]
+    assert places == re.findall(r'<h2 id="(.*?)">', page)
+    assert len(places) == len(set(places)) == len(SECTIONS)
+
+
+def test_headings_of_the_same_name_have_places_of_their_own() -> None:
+    told = with_contents("<!-- contents --><h2>A b</h2><h2>a B</h2><h2>&lt;c&gt;</h2><h2>…</h2>")
+    assert re.findall(r'id="(.*?)"', told) == ["a-b", "a-b-1", "c", "part"]
+    assert '<li><a href="#c">&lt;c&gt;</a></li>' in told
+    assert with_contents("<!-- contents --><h2>A</h2>") == '<h2 id="a">A</h2>'  # one part needs no list
+
+
+def test_tables_can_be_saved_for_spreadsheets_and_papers(page: str, four: list[RunView]) -> None:
+    files = dict(re.findall(r'<a download="([^"]+)" href="data:text/[a-z-]+;base64,([^"]+)"', page))
+    assert {"scores.csv", "scores.tex", "differences.tex", "cost.csv", "labels-dice.csv"} <= files.keys()
+    rows = list(csv.reader(io.StringIO(b64decode(files["scores.csv"]).decode())))
+    assert rows == [[cell.text for cell in row] for row in compare(four).grid()]
+    assert b64decode(files["scores.tex"]).decode().startswith("\\begin{tabular}{l")
+
+
+def test_no_folder_of_this_machine_is_on_the_page(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = run_folder("fedavg", sites=SMALL)
+    text = (folder / "study.toml").read_text()
+    (folder / "study.toml").write_text(text.replace("data/retina", f"{tmp_path}/secret/eyes"))
+    with (folder / "journal.jsonl").open("a") as file:
+        why = f"cannot read {tmp_path}/secret/eyes/hk/a.png: no such file"
+        file.write(json.dumps({"event": "refused", "round": 3, "phase": "train", "why": why, "site": "hk"}) + "\n")
+    write_page([read_run(folder)], tmp_path / "p.html")
+    page = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert str(tmp_path) not in page and "secret" not in page
+    assert "…/eyes" in page and "cannot read …/a.png: no such file" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("/home/ada/data/retina", "…/retina"),
+        ("site 'hk' at '/srv/x/y.csv', line 3", "site 'hk' at '…/y.csv', line 3"),
+        (r"C:\Users\ada\mine.py:Net", "…/mine.py:Net"),
+        ("data/retina", "data/retina"),
+        ("0.3 MB/s and 2/3 of 1/2", "0.3 MB/s and 2/3 of 1/2"),
+    ],
+)
+def test_paths_lose_their_folders(text: str, left: str) -> None:
+    assert unplaced(text) == left
+
+
+def test_the_number_of_cases_stands_beside_every_site(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = run_folder("fedavg", sites=SMALL)
+    origin = json.loads((folder / "origin.json").read_text())
+    origin["sites"] = {
+        name: {"n": n, "cases": n + 5, "scored": {"valid": 2, "test": 3}} for name, n in (("hk", 7), ("basel", 4))
+    }
+    (folder / "origin.json").write_text(json.dumps(origin))
+    grid = [[cell.text for cell in row] for row in case_grid([read_run(folder)])]
+    assert grid[1:] == [
+        ["basel", "4", "2", "3", "9"],
+        ["hk", "7", "2", "3", "12"],
+        ["all sites", "11", "4", "6", "21"],
+    ]
+    write_page([read_run(folder)], tmp_path / "p.html")
+    assert "Cases" in Page((tmp_path / "p.html").read_text(encoding="utf-8")).headings
+
+
+def counted(folder: Path, slices: str, **sites: int) -> RunView:
+    """A run whose sites have these training cases, or slices of them."""
+    facts = {name: {"n": n, "cases": 8, "scored": {"valid": 2, "test": 3}} for name, n in sites.items()}
+    run = read_run(folder)
+    return replace(run, origin={"sites": facts}, study={**run.study, "preprocess": {"slices": slices}})
+
+
+def test_slices_are_not_counted_as_volumes(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder("fedavg", sites=SMALL)
+    sliced = counted(folder, "axial", hk=70, basel=40)
+    assert [[cell.text for cell in row] for row in case_grid([sliced])] == [
+        ["site", "training slices", "validation volumes", "test volumes", "volumes in all"],
+        ["basel", "40", "2", "3", "8"],
+        ["hk", "70", "2", "3", "8"],
+        ["all sites", "110", "4", "6", "16"],
+    ]
+    both = case_grid([sliced, counted(folder, "", ulm=3)])
+    assert [[cell.text for cell in row] for row in both] == [  # no sum of slices and cases
+        ["site", "training", "validation", "test", "in all"],
+        ["basel", "40 slices", "2", "3", "8"],
+        ["hk", "70 slices", "2", "3", "8"],
+        ["ulm", "3", "2", "3", "8"],
+    ]
+
+
+def test_examples_stand_by_site_with_a_colour_for_every_label(page: str) -> None:
+    assert "<h3>hk</h3>" in page
+    assert "Worst: hk-1, super model; Dice disc 1.000" in page
+    assert f'style="color: {label_colour(0)}">━ disc</span>' in page
 
 
 def test_every_image_has_words(page: str) -> None:
@@ -111,7 +220,8 @@ def test_names_are_escaped(run_folder: Callable[..., Path], tmp_path: Path) -> N
     ]
     write_page(runs, tmp_path / "p.html", title=f"<i>{evil}")
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
-    assert "<script" not in text
+    assert re.findall(r"<script>(.*?)</script>", text, re.S) == [shared_text("page.js")]
+    assert text.count("<script") == 1
     assert "<i>" not in text
     assert "&lt;script&gt;" in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from rich.console import Console
 
 from consilium.errors import RunError
 from consilium.methods import METHODS
+from consilium.reports.comparing import compare
 from consilium.reports.page import write_page
 from consilium.reports.reading import FIXED_STATES, RunView, read_run
-from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, compare
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column
 
 SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
 
@@ -60,6 +62,20 @@ def test_bold_is_the_best_federated_method(four: list[RunView]) -> None:
     text = table.to_markdown()
     assert f"**{table.lines[-1].cells[SITE_MEAN].value:.4f}**" in text
     assert f"**{table.lines[0].cells[SITE_MEAN].value:.4f}**" not in text
+
+
+@pytest.mark.parametrize("prefix", ["", "clean_"])
+@pytest.mark.parametrize(
+    ("metric", "leader"),
+    [("dice", "FedSM"), ("false_positive_volume", "FedAvg"), ("missed", "FedAvg"), ("volume_error_abs", "FedAvg"),
+     ("hd95_mm", "FedAvg"), ("volume_error", None)],
+)  # fmt: skip
+def test_bold_goes_by_what_is_good_in_a_score(
+    four: list[RunView], metric: str, leader: str | None, prefix: str
+) -> None:
+    """FedSM has the higher figures. A signed error is neither better high nor better low: nothing is bold."""
+    table = replace(compare(four), metric=prefix + metric)
+    assert table.best(SITE_MEAN) == ({leader} if leader else frozenset())
 
 
 def test_seeds_become_mean_and_deviation(run_folder: Callable[..., Path]) -> None:
@@ -250,10 +266,12 @@ def test_methods_that_fix_the_state_are_known_to_reports() -> None:
 
 def test_a_run_of_0_1_has_the_state_it_was_trained_with(run_folder: Callable[..., Path]) -> None:
     facts = '\n[facts]\ntask = "segmentation"\nlabels = ["disc", "cup"]\ndimensions = 2\nchannels = 3\n'
+    plan = "score_every = 5\nleave_out = []\naway = {}\nsites_per_round = 0\nmin_sites = 1\ndeadline = 3600\n"
+    plan += 'keep_rounds = "last-two"\n'  # with seed: what a run writes of [study], whether it was given or not
     states = {}
     for method in ("fedavg", "local"):
         folder = run_folder(method, sites=SMALL)
         study = folder / "study.toml"
-        study.write_text(study.read_text() + facts, encoding="utf-8")
+        study.write_text(study.read_text().replace("[study]\n", f"[study]\n{plan}") + facts, encoding="utf-8")
         states[method] = read_run(folder).optimizer_state
     assert states == {"fedavg": "fresh", "local": "kept"}

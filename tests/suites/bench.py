@@ -8,7 +8,8 @@ from typing import Any
 
 from consilium.files import write_json
 from consilium.run_folder import RunFolder
-from consilium.scores import Row, run_summary
+from consilium.scores.rows import ScoreRow
+from consilium.scores.summary import run_summary
 from consilium.simulation import Result
 from consilium.study import Study
 
@@ -65,11 +66,12 @@ class FakeRuns:
         folder = RunFolder.create(study, runs)
         model = study.method.headline
         rows = [
-            Row(2, "best", model, "", "merged", site, False, split, f"{split}{i}", "blob", self.metric, value)
+            ScoreRow(2, "best", model, "", "merged", site, False, split, f"{split}{i}", "blob", self.metric, value)
             for split, sites in (("valid", valid), ("test", test))
             for site, values in sites.items()
             for i, value in enumerate(values)
         ]
+        rows = self.rows(study, rows)
         folder.add_scores(rows)
         facts = {"best_rows": rows, "last_rows": rows, "best_round": 2, "last_round": 2, "all_rows": rows}
         cost: dict[str, Any] = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "peak_memory_mb": 1.0}
@@ -77,6 +79,10 @@ class FakeRuns:
         summary = run_summary(**about, headline_model=model, headline_metric=self.metric, **facts, **cost)  # type: ignore[arg-type]
         write_json(summary, folder.path / "summary.json")
         return Result(folder.path, summary)
+
+    def rows(self, study: Study, rows: list[ScoreRow]) -> list[ScoreRow]:
+        """What a test adds to the scores."""
+        return rows
 
     def resume(self, path: Path, **how: Any) -> Result:
         return self.run(RunFolder.open(path).study, path.parent)

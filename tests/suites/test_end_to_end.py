@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from consilium import simulation
 from consilium.cli import suites
+from consilium.contract import Interrupted, crash_after, run_in_process, state
 from consilium.errors import WorkError
 from consilium.suites import load_suite, run_suite
 from consilium.suites.planning import Planned, folder_of, rows, study_of
-from tests.contract.promises import Interrupted, crash_after, run_in_process, state
 from tests.suites.bench import Teller, write_suite
 
 HEAD = 'methods = ["local", "fedavg"]\nseeds = [0, 1]'

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from consilium.errors import StudyError
 from consilium.suites import load_suite
-from consilium.suites.planning import Planned, Row, candidates, check, reference, rows, study_of, trials
+from consilium.suites.planning import Planned, SuiteRow, candidates, check, reference, rows, study_of, trials, without
 from tests.suites.bench import write_suite
 
 HEAD = 'methods = ["fedavg", "scaffold", "fedsm"]\nseeds = [0, 1]'
@@ -137,10 +138,33 @@ def test_what_a_method_fixes_is_neither_chosen_nor_varied(tmp_path: Path, federa
     rest = REST + '[methods.fedsm]\n"method.pull" = 0.9\n"local.lr" = 0.3\n"method.selector_lr" = 0.1\n'
     suite = load_suite(write_suite(tmp_path, federation, HEAD, rest))
     fedsm = rows(suite)[-1]
-    assert (fedsm, candidates(suite, fedsm)) == (Row("fedsm", {}), [{}])
+    assert (fedsm, candidates(suite, fedsm)) == (SuiteRow("fedsm", {}), [{}])
     study = study_of(suite, Planned(fedsm, {}, 1))
     assert study.tables()["method"]["pull"] == 0.9
     assert (study.local.lr, study.plan.seed, study.name) == (0.3, 1, "toy-fedsm")
+
+
+def test_rows_written_out_stand_in_every_column_and_choose_for_themselves(tmp_path: Path, federation: Path) -> None:
+    rest = """
+    [grid]
+    "study.leave_out" = [["ada"], ["bea"]]
+    [[row]]
+    name = "free"
+    method = "fedsm"
+    "method.pull" = 1.0
+    [[row]]
+    name = "pulled"
+    method = "fedsm"
+    choose = {"method.pull" = [0.5, 0.7]}
+    """
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg", "fedsm"]', rest))
+    found = rows(suite)
+    assert [row.name for row in found][2:] == [
+        "free (leave_out ada)", "free (leave_out bea)", "pulled (leave_out ada)", "pulled (leave_out bea)",
+    ]  # fmt: skip
+    assert without(found[-1], "study.leave_out").name == "pulled"
+    assert candidates(suite, found[2]) == [{}]
+    assert candidates(suite, found[-1]) == [{"method.pull": 0.5}, {"method.pull": 0.7}]
 
 
 def test_rows_may_be_written_out(tmp_path: Path, federation: Path) -> None:
@@ -178,6 +202,35 @@ def test_the_base_method_counts_for_the_method_it_names(tmp_path: Path, federati
     fedavg, fedprox = (study_of(suite, Planned(row, {}, 0)) for row in rows(suite))
     assert fedavg.method_name == "fedavg"
     assert fedprox.tables()["method"]["mu"] == 0.5
+
+
+def test_settings_reach_the_tables_of_a_module(tmp_path: Path, organs: Path) -> None:
+    """Quoted, dotted, or as version 0.1 called them; a method without the table is left alone."""
+    rest = """
+[base.method]
+name = "ufps"
+[base.method.sharpness]
+eta = 0.5
+[methods.ufps]
+method.sharpness.rho = 0.2
+[methods.fedavg-pl]
+"method.teacher_rounds" = 7
+[grid]
+"method.sharpness.strategy" = ["usam", "none"]
+"""
+    suite = load_suite(write_suite(tmp_path, organs, 'methods = ["fedavg-pl", "ufps"]', rest))
+    studies = [study_of(suite, Planned(row, {}, 0)) for row in rows(suite)]
+    assert [row.name for row in rows(suite)] == [
+        "FedAvg*", "UFPS (sharpness.strategy usam)", "UFPS (sharpness.strategy none)",
+    ]  # fmt: skip
+    methods: list[Any] = [study.method for study in studies]
+    assert methods[0].teachers.rounds == 7
+    assert [(m.sharpness.strategy, m.sharpness.rho, m.sharpness.eta) for m in methods[1:]] == [
+        ("usam", 0.2, 0.5), ("none", 0.2, 0.5),
+    ]  # fmt: skip
+    wrong = write_suite(tmp_path, organs, 'methods = ["ufps"]', '[grid]\n"method.sharpness.roh" = [0.1]')
+    with pytest.raises(StudyError, match=r"\[method.sharpness\] has no key 'roh'; did you mean 'rho'"):
+        load_suite(wrong)
 
 
 def test_suites_with_the_same_base_share_runs(tmp_path: Path, federation: Path) -> None:

@@ -77,16 +77,20 @@ BAD_RESTS = [
     ('[[row]]\nname = "x"\nmethod = "fedsm"\n"method.pul" = 1', "[row 'x'] 'method.pul': [method] has no key 'pul'"),
     ('[[row]]\nname = "x"\nmethod = "fedsm"\n[[row]]\nname = "x"\nmethod = "fedavg"', "'x' is there twice"),
     ('[[row]]\nname = "x"\nmethod = "fedsm"\n"study.leave_out" = ["a"]', "makes columns; write it in [grid]"),
-    ('[[row]]\nname = "x"\nmethod = "fedsm"\n[grid]\n"local.lr" = [1]', "has both [grid] and [[row]]"),
+    ('[[row]]\nname = "x"\nmethod = "fedsm"\n[grid]\n"local.lr" = [1]', "has [[row]] and 'local.lr' in [grid]"),
     (
         '[[row]]\nname = "x"\nmethod = "fedsm"\n"local.lr" = 1\n[choose]\n"local.lr" = [1, 2]',
         "'local.lr' is in both [[row]] and [choose]",
+    ),
+    (
+        '[[row]]\nname = "x"\nmethod = "fedsm"\n"method.pull" = 1.0\nchoose = {"method.pull" = [0.5, 0.7]}',
+        "[[row]] 'x' both has and chooses 'method.pull'",
     ),
     ('[choose_where]\n"local.lr" = [1]', "write [[choose_where]], with two brackets"),
     ('[[choose_where]]\n"local.lr" = [1]', "[[choose_where]] needs `rows`"),
     (
         '[grid]\n"method.pull" = [0.5]\n[[choose_where]]\nrows = {"method.pull" = 0.6}\n"local.lr" = [1, 2]',
-        "[[choose_where]] rows: no row has method.pull = 0.6; it must be one of [grid]'s.",
+        "[[choose_where]] rows: no row has method.pull = 0.6; take one of [grid]'s or of a [[row]]'s.",
     ),
     ('[methods.fedprox]\n"local.lr" = 1', "[methods.fedprox]: 'fedprox' is not in [suite] methods"),
     ("[methods]\nfedavg = 3", "[methods] fedavg: write a section [methods.fedavg]"),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from consilium.errors import StudyError, WorkError
-from consilium.scores import paired
+from consilium.run_folder import RunFolder
+from consilium.scores.rows import ScoreRow
+from consilium.scores.statistics import paired
+from consilium.simulation import Result
 from consilium.study import Study
-from consilium.suites import run_suite, running
+from consilium.suites import estimating, load_suite, run_suite, running
+from consilium.suites.planning import Planned, rows
 from consilium.suites.running import outlook
 from consilium.suites.tables import MARK
 from tests.suites.bench import FakeRuns, Scores, Teller, write_suite
@@ -49,6 +54,77 @@ def test_what_is_done_is_skipped(tmp_path: Path, federation: Path, monkeypatch: 
     teller = Teller()
     run_suite(suite, tmp_path / "runs", watch=teller)
     assert (runs.made, teller.words) == ([], [])
+
+
+def test_the_time_is_told_before_and_while_it_runs(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is estimated at 60 s and takes no time, so the estimate of the others falls."""
+    choose = '[choose]\n"local.lr" = [0.1, 0.01]\n'
+    suite = write_suite(tmp_path, federation, 'methods = ["fedavg"]\nseeds = [0, 1]', choose)
+    fake(monkeypatch, lambda study: (flat(0.5), flat(0.5)))
+    tried: list[Study] = []
+    monkeypatch.setattr(estimating, "tried_times", tried.append)
+    monkeypatch.setattr(estimating, "estimated_seconds", lambda study, times, workers: 60.0)
+    teller = Teller()
+    run_suite(suite, tmp_path / "runs", watch=teller, estimated=True)
+    assert len(tried) == 1  # the learning rate costs nothing
+    told = [line for line in teller.words if "about" in line]
+    assert told[0].startswith(
+        "3 runs to do, about 3 min on this machine: an estimate from a few timed steps of 1 method"
+    )
+    assert [line.rpartition(", ")[2] for line in told[1:]] == [
+        "about 3 min left", "about a second left", "about a second left",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("grid", "count"),
+    [
+        ('"method.personal" = ["softpull", "apfl"]', 2),
+        ('"method.selector_training" = ["synchronised", "discriminant"]', 2),
+        ('"task.widths" = [[4, 8], [8, 16]]', 2),
+        ('"local.threads" = [1, 2]', 2),
+        ('"method.selector_lr" = [0.001, 0.002]\n"method.pull" = [0.5, 0.7]\n"method.confidence" = [0.5, 0.9]', 1),
+    ],
+)
+def test_rows_that_take_other_steps_are_timed_apart(
+    grid: str, count: int, tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedsm"]\nseeds = [0, 1]', f"[grid]\n{grid}\n"))
+    tried: list[Study] = []
+    monkeypatch.setattr(estimating, "tried_times", tried.append)
+    monkeypatch.setattr(estimating, "estimated_seconds", lambda study, times, workers: 60.0)
+    to_do = [Planned(row, {}, seed) for row in rows(suite) for seed in (0, 1)]
+    clock = estimating.estimate(suite, to_do, None, Teller().say)
+    assert (len(tried), clock.methods) == (count, 1)
+
+
+def test_federations_are_timed_apart(tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = write_toy(tmp_path / "other")
+    grid = f'[grid]\n"data.federation" = ["{federation}", "{other}"]\n'
+    suite = load_suite(write_suite(tmp_path, federation, 'methods = ["fedavg"]\nseeds = [0, 1]', grid))
+    tried: list[Study] = []
+    monkeypatch.setattr(estimating, "tried_times", tried.append)
+    monkeypatch.setattr(estimating, "estimated_seconds", lambda study, times, workers: 60.0)
+    to_do = [Planned(row, {}, seed) for row in rows(suite) for seed in (0, 1)]
+    estimating.estimate(suite, to_do, None, Teller().say)
+    assert [Path(study.data.federation) for study in tried] == [federation, other]
+
+
+def test_a_suite_that_cannot_be_estimated_runs_all_the_same(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = write_suite(tmp_path, federation, 'methods = ["fedavg"]\nseeds = [0]')
+    runs = fake(monkeypatch, lambda study: (flat(0.5), flat(0.5)))
+
+    def fail(study: Study) -> None:
+        raise WorkError("no memory")
+
+    monkeypatch.setattr(estimating, "tried_times", fail)
+    teller = Teller()
+    run_suite(suite, tmp_path / "runs", watch=teller, estimated=True)
+    assert len(runs.made) == 1 and "the time cannot be estimated: no memory" in teller.words
 
 
 def test_validation_chooses_where_test_disagrees(
@@ -156,6 +232,118 @@ def test_the_numbers_of_the_table_by_hand(tmp_path: Path, federation: Path, monk
     assert "| +0.0750 ± 0.0354 |" in result.to_markdown()
 
 
+def test_the_last_rounds_stand_beside_the_best_one(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rounds with site means 0.2, 0.4 and 0.9 the last two have 0.65; at the second seed 0.1 less."""
+
+    class Rounds(FakeRuns):
+        def run(self, study: Study, runs: Path, **how: Any) -> Result:
+            result = super().run(study, runs, **how)
+            less = 0.1 * study.plan.seed
+            about = (study.method.headline, "", "merged", "ada", False, "test", "test0", "blob", "dice")
+            rows = [ScoreRow(n, "train", *about, value - less) for n, value in enumerate((0.2, 0.4, 0.9), start=1)]
+            RunFolder.open(result.folder).add_scores(rows)
+            return result
+
+    fake = Rounds(lambda study: ({"ada": [0.5]}, {"ada": [0.5]}))
+    monkeypatch.setattr(running, "simulation", fake)
+    path = write_suite(tmp_path, federation, 'methods = ["fedavg", "fedprox"]\nseeds = [0, 1]\nlast_rounds = 2')
+    (table,) = run_suite(path, tmp_path / "runs").tables
+    head, *body = [[cell.text for cell in line] for line in table.grid()]
+    column = head.index("last 2 scored rounds")
+    assert [line[column] for line in body] == ["0.6000 ± 0.0707"] * 2
+    assert "last 2 scored rounds" in table.to_markdown() and table.to_json()["lines"][0]["last_rounds"] == [
+        pytest.approx(0.65),
+        pytest.approx(0.55),
+    ]
+
+
+def test_every_metric_has_a_table_and_outside_sites_a_mean(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dice 0.6 inside and 0.2 outside, distances ten times as large: the means with outside are 0.4 and 4."""
+
+    class Both(FakeRuns):
+        def rows(self, study: Study, rows: list[ScoreRow]) -> list[ScoreRow]:
+            every = [*rows, *(replace(row, site="cid", outside=True, value=0.2) for row in rows)]
+            return [*every, *(replace(row, metric="hd95", value=10 * row.value) for row in every)]
+
+    monkeypatch.setattr(running, "simulation", Both(lambda study: ({"ada": [0.6]}, {"ada": [0.6]})))
+    head = 'methods = ["fedavg"]\nmetrics = ["dice", "hd95"]'
+    paper = PAPER.replace("[paper]", '[paper]\nmetric = "hd95"')
+    tables = run_suite(write_suite(tmp_path, federation, head, paper), tmp_path / "runs").tables
+    assert [table.comparison.metric for table in tables] == ["dice", "hd95"]
+    assert [len(table.papers) for table in tables] == [0, 1]
+    for table, expected in zip(tables, ("0.4000", "4.0000"), strict=True):
+        titles, line = [[cell.text for cell in cells] for cells in table.grid()]
+        assert line[titles.index("mean with outside")] == expected
+    assert tables[0].to_json()["lines"][0]["mean_with_outside"] == [pytest.approx(0.4)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("dicee", "did you mean 'dice'"),
+        ("clean_dice", "no score 'clean_dice'"),
+        ("slice_dice", "no score 'slice_dice'"),
+    ],
+)
+def test_a_metric_that_the_task_does_not_have_is_refused_before_the_first_run(
+    metric: str, said: str, tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = fake(monkeypatch, lambda study: (flat(0.5), flat(0.5)))
+    suite = write_suite(tmp_path, federation, f'methods = ["fedavg"]\nmetrics = ["dice", "{metric}"]')
+    with pytest.raises(StudyError, match=rf"\[suite\] metrics: .*{said}"):
+        run_suite(suite, tmp_path / "runs")
+    assert runs.made == []
+
+
+class SomeDistances(FakeRuns):
+    """FedAvg has a distance at both seeds, FedProx at the second only, SCAFFOLD at none: it predicted nothing."""
+
+    def rows(self, study: Study, rows: list[ScoreRow]) -> list[ScoreRow]:
+        if study.method_name == "scaffold" or (study.method_name, study.plan.seed) == ("fedprox", 0):
+            return rows
+        return [*rows, *(replace(row, metric="hd95", value=10 * row.value) for row in rows)]
+
+
+def test_a_run_without_a_metric_is_left_out_of_its_table_only(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "simulation", SomeDistances(lambda study: (flat(0.5), flat(0.5))))
+    head = 'methods = ["fedavg", "fedprox", "scaffold"]\nseeds = [0, 1]\nmetrics = ["dice", "hd95", "hd95_mm"]'
+    rest = '[methods.scaffold]\n"local.optimizer" = "sgd"\n"local.momentum" = 0.0\n'
+    dice, hd95, millimetres = run_suite(write_suite(tmp_path, federation, head, rest), tmp_path / "runs").tables
+    assert [(line.name, line.count) for line in dice.comparison.lines] == [
+        ("FedAvg", 2), ("FedProx", 2), ("SCAFFOLD", 2),
+    ]  # fmt: skip
+    assert [(line.name, line.count) for line in hd95.comparison.lines] == [("FedAvg", 2), ("FedProx", 1)]
+    assert hd95.differences["FedProx"].by_seed == {1: pytest.approx(0.0)}
+    notes = " ".join(hd95.notes())
+    assert "No such score, and so left out: FedProx (seed 0), SCAFFOLD (seeds 0, 1)." in notes
+    assert "Not finished" not in notes and "Fewer than" not in notes
+    assert not millimetres.comparison.lines and "FedAvg (seeds 0, 1)" in millimetres.to_markdown()
+
+
+def test_a_seed_without_a_site_mean_has_no_difference(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At seed 0 FedProx has distances outside the federation only."""
+
+    class OutsideOnly(FakeRuns):
+        def rows(self, study: Study, rows: list[ScoreRow]) -> list[ScoreRow]:
+            far = [replace(row, metric="hd95", value=10 * row.value) for row in rows]
+            if (study.method_name, study.plan.seed) == ("fedprox", 0):
+                far = [replace(row, outside=True) for row in far if row.site == "cid"]
+            return [*rows, *far]
+
+    monkeypatch.setattr(running, "simulation", OutsideOnly(lambda study: (flat(0.5), flat(0.5))))
+    head = 'methods = ["fedavg", "fedprox"]\nseeds = [0, 1]\nmetrics = ["hd95"]'
+    (table,) = run_suite(write_suite(tmp_path, federation, head), tmp_path / "runs").tables
+    assert table.differences["FedProx"].by_seed == {1: pytest.approx(0.0)}
+
+
 def test_the_papers_figures_are_marked(tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = write_suite(tmp_path, federation, 'methods = ["fedavg"]', PAPER)
     fake(monkeypatch, lambda study: (flat(0.5), flat(0.5)))
@@ -184,7 +372,7 @@ def test_only_and_the_outlook(tmp_path: Path, federation: Path, monkeypatch: pyt
     run_suite(suite, folder, watch=teller, only=["fedsm"])
     assert [s.method_name for s in runs.made] == ["fedsm"] * 3
     assert [words.split(",")[0] for words in teller.words] == [f"run {k} of 3: FedSM" for k in (1, 2, 3)]
-    assert "about 0 s left" in teller.words[-1]
+    assert "about a second left" in teller.words[-1]
     assert [p.state for p in outlook(suite, folder)] == ["done", "done", "to do", "to do", "done"]
     with pytest.raises(StudyError, match="--only fedprox: the suite has no such method"):
         run_suite(suite, folder, only=["fedprox"])

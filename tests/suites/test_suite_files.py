@@ -6,6 +6,7 @@ import shutil
 import statistics
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,11 @@ from tests.toy import write_toy
 
 STUDIES = Path(__file__).parents[2] / "studies"
 SUITES = sorted(STUDIES.glob("fedsm_table*.toml"))
+QUESTIONS = ["fedsm_ensemble", "fedsm_ensemble_quick", "fedsm_lambda_prostate_quick"]
+QUESTIONS += ["fedsm_shares_quick", "fedsm_shares_prostate_quick"]  # no table of a paper is made by these alone
+REAL = ["real_hippocampus", "real_prostatex"]
 UFPS = sorted([*STUDIES.glob("ufps_table*.toml"), *STUDIES.glob("ufps_s[0-9]*.toml")])
+FIGURE2 = sorted(STUDIES.glob("ufps_figure2*.toml"))  # curves: the paper prints no figures of them
 TEACHERS = STUDIES / "ufps_teachers_quick.toml"  # a question of ours, no table of the paper
 APPLE = sorted([*STUDIES.glob("apple_table*.toml"), STUDIES / "apple_small.toml"])
 APPLE_PAPER = tomllib.loads((STUDIES / "apple_paper.toml").read_text(encoding="utf-8"))
@@ -50,6 +55,34 @@ def test_a_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert reference(suite).method == (
         "fedavg" if path.stem.split("_")[1] in ("table3", "table4", "table5", "table9") else "fedsm"
     )
+
+
+@pytest.mark.parametrize("stem", [*QUESTIONS, *REAL])
+def test_a_suite_without_a_table_of_a_paper_is_sound(
+    stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = STUDIES / f"{stem}.toml"
+    assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
+    suite = load_suite(path)
+    monkeypatch.chdir(tmp_path)
+    first = tmp_path / "any"
+    sliced = stem in REAL or "prostate" in stem
+    write_phantom("prostate", first, 18, 32, 0) if sliced else write_toy(first)
+    drawn = [f"{suite.phantom.to}-s0"] if suite.phantom else suite.grid.get("data.federation", ["data/retina"])
+    for place in drawn:
+        Path(place).parent.mkdir(exist_ok=True)
+        Path(place).symlink_to(first)
+    for row in rows(suite):
+        for chosen in candidates(suite, row)[:1]:
+            study = study_of(suite, Planned(row, chosen, 0))
+            assert study.headline == ("slice_dice" if sliced else "dice")
+
+
+def test_every_suite_is_listed_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/suites.md").read_text(encoding="utf-8")
+    for path in STUDIES.glob("*.toml"):
+        if "[suite]" in path.read_text(encoding="utf-8"):
+            assert f"`{path.name}`" in page, path.name
 
 
 @pytest.mark.parametrize("path", APPLE, ids=lambda path: path.stem)
@@ -82,26 +115,64 @@ def abdomen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("path", [*UFPS, TEACHERS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*UFPS, *FIGURE2, TEACHERS], ids=lambda path: path.stem)
 def test_a_ufps_suite_is_sound(path: Path, abdomen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every study can be made, every run is listed, and no row repeats another."""
     assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
     suite = load_suite(path)
-    assert bool(suite.papers) == (path != TEACHERS) and (suite.phantom is not None) == path.stem.endswith("_quick")
-    assert reference(suite).method == "fedavg-pl"
+    assert bool(suite.papers) == (path not in (*FIGURE2, TEACHERS))
+    assert (suite.phantom is not None) == path.stem.endswith("_quick")
+    others = "solo" if "s12" in path.stem else "fedavg-pl"
+    assert reference(suite).method == ("fedavg-foreground" if path in FIGURE2 else others)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     seeds = suite.heading.seeds
     for place in [f"{suite.phantom.to}-s{seed}" for seed in seeds] if suite.phantom else ["data/abdomen"]:
         Path(place).symlink_to(abdomen)
     listed = outlook(path, tmp_path / "runs")
-    assert {prospect.state for prospect in listed} == {"to do"} and len(listed) == len(rows(suite)) * len(seeds)
-    assert len({prospect.folder for prospect in listed}) == len(listed)
+    assert {prospect.state for prospect in listed} <= {"to do", "after choosing"}
+    final = [prospect for prospect in listed if not prospect.planned.trial]
+    chosen = [row for row in rows(suite) if trials(suite, row)]  # of the first seed the trial is the run
+    assert len(final) == len(rows(suite)) * len(seeds) - len(chosen)
+    folders = [prospect.folder for prospect in listed if prospect.folder is not None]
+    assert len(set(folders)) == len(folders)
+    for row in rows(suite):
+        for planned in trials(suite, row):
+            study_of(suite, planned)
+
+
+def test_quick_tables_of_ufps_can_tell_rows_apart() -> None:
+    """Forty test cases or more, three seeds, the last five rounds beside the best one."""
+    quick = [path for path in UFPS if path.stem.endswith("_quick") and "s12" not in path.stem]  # S12 is about attacks
+    for path in (*quick, TEACHERS):
+        suite = load_suite(path)
+        assert suite.phantom is not None and suite.phantom.tests >= 40, path
+        assert (len(suite.heading.seeds), suite.heading.last_rounds) == (3, 5)
+        assert suite.base["study"]["score_every"] == 1
+
+
+def test_the_guard_of_the_main_teacher_is_named_where_it_is(
+    abdomen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper has none: in its rows it is off, and a row that has it says so."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for place in ("abdomen", "abdomen-quick-s0", "abdomen-quick-2-s0", "abdomen-quick-3-s0"):
+        (tmp_path / "data" / place).symlink_to(abdomen)
+    seen = set()
+    for path in (path for path in UFPS if "s12" not in path.stem):
+        suite = load_suite(path)
+        for row in rows(suite):
+            method: Any = study_of(suite, Planned(row, {}, 0)).method
+            if row.method == "ufps" and method.main_teacher.used:
+                assert method.main_teacher.guard == ("guard" in row.name), (path.stem, row.name)
+                seen.add(row.name)
+    assert {"UFPS", "UFPS, with our guard", "PL + GMT", "PL + GMT, with our guard", "intersection"} <= seen
 
 
 def test_the_two_forms_of_a_ufps_suite_have_the_same_rows() -> None:
     """Start rounds are shares in the quick forms, and what is off there is on here: the paper has no guard."""
-    for quick in (path for path in UFPS if path.stem.endswith("_quick")):
+    for quick in (path for path in (*UFPS, *FIGURE2) if path.stem.endswith("_quick")):
         one, two = load_suite(quick), load_suite(quick.with_stem(quick.stem.removesuffix("_quick")))
         assert (list(one.kinds), one.papers) == (list(two.kinds), two.papers)
         assert {row.name for row in rows(one)} == {row.name for row in rows(two)}
@@ -112,9 +183,21 @@ def test_quick_settings_2_and_3_draw_their_own_division() -> None:
     divisions = {stem: (phantom.division, phantom.to) for stem, phantom in phantoms.items() if phantom}
     assert divisions["ufps_s10_quick"] == (2, "data/abdomen-quick-2")
     assert divisions["ufps_s11_quick"] == (3, "data/abdomen-quick-3")
-    assert {place for stem, place in divisions.items() if stem[5:8] != "s10" and stem[5:8] != "s11"} == {
+    assert {place for stem, place in divisions.items() if stem[5:8] not in ("s10", "s11", "s12")} == {
         (0, "data/abdomen-quick")
     }
+
+
+def test_more_test_cases_change_nothing_else(tmp_path: Path) -> None:
+    for name, tests in (("few", 0), ("many", 12)):
+        Drawing(Phantom("abdomen", "x", cases=10, size=24, tests=tests), tmp_path / name, 0, "").draw()
+    few, many = (read_federation(tmp_path / name) for name in ("few", "many"))
+
+    def cases(federation: Any, split: str) -> list[str]:
+        return [case.name for site in federation.sites.values() for case in site.cases if case.split == split]
+
+    assert cases(few, "train") == cases(many, "train") and cases(few, "valid") == cases(many, "valid")
+    assert len(cases(many, "test")) == 12 > len(cases(few, "test"))
 
 
 def test_a_division_is_drawn(tmp_path: Path) -> None:
@@ -140,7 +223,8 @@ def test_ablations_share_their_runs_with_the_table_of_modules(
     assert modules["PL + aRCE"] == runs("ufps_s4_quick")["increasing, 0.01"]
     assert modules["PL + WS"] == runs("ufps_s5_quick")["tail shift (until 40 % of the rounds, threshold 0.7)"]
     assert modules["PL + UA"] == runs("ufps_s6_quick")["decoder"]
-    assert modules["PL + GMT"] == runs("ufps_s7_quick")["intersection, with our guard"]
+    assert modules["PL + GMT"] == runs("ufps_s7_quick")["intersection"]
+    assert modules["PL + GMT, with our guard"] == runs("ufps_s7_quick")["intersection, with our guard"]
     assert modules["PL + sUSAM"] == runs("ufps_s8_quick")["(9) sUSAM"]
     assert runs("ufps_s8_quick")["(5) USAM"] == runs("ufps_s9_quick")["ρ 0.7, from 60 % of the rounds"]
     assert modules["UFPS: PL + aRCE + WS + UA + GMT + sUSAM"] == runs("ufps_table2_quick")["UFPS"]

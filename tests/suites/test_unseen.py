@@ -11,7 +11,7 @@ import pytest
 from consilium.errors import StudyError
 from consilium.reports.reading import read_run
 from consilium.reports.tables import SITE_MEAN, Column
-from consilium.scores import by_case
+from consilium.scores.views import by_case
 from consilium.suites import load_suite, run_suite
 from consilium.suites.planning import Planned, rows, study_of
 from tests.suites.bench import Teller, write_suite
@@ -46,6 +46,7 @@ def test_a_site_in_both_lists_of_the_base_is_still_a_mistake(tmp_path: Path, fed
         run_suite(path, tmp_path / "runs", workers=0)
 
 
+@pytest.mark.slow
 def test_the_tables_of_unseen_sites(tmp_path: Path, federation: Path) -> None:
     path = write_suite(tmp_path, federation, 'methods = ["fedavg", "fedsm"]', GRID + PAPER)
     teller = Teller()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from consilium.batch import Batch
 from consilium.networks.cnn import CNN
 from consilium.networks.vgg import SmallVGG
-from consilium.site import Batch
 from consilium.tasks.classification import Classification
 
 

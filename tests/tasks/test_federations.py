@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 
 from consilium import simulation
-from consilium.data.site_folder import Case, write_federation_toml, write_site
+from consilium.data.site_folder import Case
+from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import StudyError
 from consilium.prediction import predict
 from consilium.run_folder import RunFolder
-from consilium.study import make_study
+from consilium.study_reading import make_study
 
 SITES = {"ada": (2, 1, 1), "bea": (3, 1, 1), "cid": (2, 1, 1)}
 
@@ -120,8 +121,6 @@ def test_trained_scored_and_predicted(kind: str, method: str, place: Path, tmp_p
 def test_a_window_of_another_dimension_is_refused(place: Path, kind: str) -> None:
     if kind == "classes":
         pytest.skip("a class has no windows")
-    study = make_study({
-        "data": {"federation": str(place)}, "method": {"name": "fedavg"}, "task": {"patch": [8, 8]},
-    })  # fmt: skip
+    tables = {"data": {"federation": str(place)}, "method": {"name": "fedavg"}, "task": {"patch": [8, 8]}}
     with pytest.raises(StudyError, match="3-D images"):
-        study.task  # noqa: B018 - built when first asked for
+        make_study(tables)

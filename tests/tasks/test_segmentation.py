@@ -12,11 +12,11 @@ import torch
 from monai.metrics import compute_hausdorff_distance
 from torch import Tensor
 
+from consilium.batch import Batch
 from consilium.networks.plain_unet import Supervised
 from consilium.networks.unet import UNet
 from consilium.networks.vgg import SmallVGG
-from consilium.site import Batch
-from consilium.tasks.overlap import cleaned, overlap
+from consilium.tasks.overlap import SCORES, cleaned, overlap
 from consilium.tasks.segmentation import Segmentation
 
 
@@ -91,6 +91,9 @@ def test_the_loss_of_exclusive_labels_by_hand() -> None:
     output = chances.clamp_min(1e-9).log()[None]
     loss = task().loss(output, Batch(torch.zeros(1), MASK[None], ("c",)))
     assert loss.item() == pytest.approx((disc + cup) / 2, abs=1e-4)
+    ground = 1 - 2 * 0.7 / ((0.7 + 0.2 + 0.1) + 1)
+    with_ground = task(dice_background=True).loss(output, Batch(torch.zeros(1), MASK[None], ("c",)))
+    assert with_ground.item() == pytest.approx((ground + disc + cup) / 3, abs=1e-4)
 
 
 def test_cross_entropy_can_be_added() -> None:
@@ -245,7 +248,7 @@ def test_all_scores_by_hand() -> None:
     assert found["disc", "jaccard"] == pytest.approx(4 / 6)
     assert found["disc", "sensitivity"] == 1.0
     assert found["disc", "specificity"] == pytest.approx((12 - 2) / 12)
-    assert found["disc", "volume_error"] == pytest.approx((6 - 4) / 4)
+    assert found["disc", "volume_error"] == found["disc", "volume_error_abs"] == pytest.approx((6 - 4) / 4)
     assert found["disc", "hd95"] == pytest.approx(1.0)  # one column too far
 
 
@@ -269,7 +272,14 @@ def test_an_empty_prediction_is_counted_as_missed() -> None:
     found = marks(task(), logits(nothing), something)
     assert (found["disc", "dice"], found["disc", "sensitivity"], found["disc", "missed"]) == (0.0, 0.0, 1.0)
     assert found["disc", "volume_error"] == -1.0
+    assert found["disc", "volume_error_abs"] == 1.0
     assert ("disc", "hd95") not in found
+
+
+def test_the_names_of_all_scores_are_known_before_any_case() -> None:
+    masks = [np.zeros((4, 4), bool), np.pad(np.ones((2, 2), bool), 1)]
+    found = {name for a in masks for b in masks for name in overlap(a, b, True, (1.0, 1.0))}
+    assert found == {*SCORES, "empty"}
 
 
 def test_quick_scores_are_dice_only() -> None:

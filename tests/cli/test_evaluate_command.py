@@ -1,0 +1,145 @@
+"""evaluate, predict's extras and compare's formats, as they are used."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from consilium.data.phantoms import write_phantom
+from consilium.finished_run import open_run
+from consilium.test_time import Mirrored
+from tests.cli.terminal import call, refused
+
+Finished = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A federation of digits, and a finished run of a classification on it."""
+    place = tmp_path_factory.mktemp("digits")
+    write_phantom("digits", place / "fed", 120, 16, 0, 2)
+    study = place / "study.toml"
+    study.write_text(
+        f'[study]\nrounds = 1\n[data]\nfederation = "{place / "fed"}"\n[task]\nnetwork = "cnn"\nwidths = [4, 8]\n'
+        'hidden = 8\n[method]\nname = "fedavg"\n'
+    )
+    done = call("run", study, "--workers", 0, "--runs", place / "runs", "--json")
+    assert done.status == 0, done.err
+    return place / "fed", Path(done.document["run"])
+
+
+def test_new_cases_are_scored_with_intervals_and_a_page(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    shutil.copytree(federation, new)
+    shutil.rmtree(new / "ada")
+    done = call("evaluate", finished("fedavg"), new, "--json", "--page", tmp_path / "scores.html")
+    assert done.status == 0, done.err
+    (dice,) = [score for score in done.document["scores"] if (score["metric"], score["label"]) == ("dice", "blob")]
+    assert set(dice["sites"]) == {"bea", "cid"}
+    told = {
+        (row["site"], row["case"]): row["value"]
+        for row in open_run(finished("fedavg")).scores(split="test", phase="best", metric="dice", label="blob")
+    }
+    bea = [value for (site, _), value in told.items() if site == "bea"]
+    assert dice["sites"]["bea"]["mean"] == pytest.approx(np.mean(bea))
+    assert dice["sites"]["bea"]["low"] <= np.mean(bea) <= dice["sites"]["bea"]["high"]
+    assert dice["site_mean"]["mean"] == pytest.approx(np.mean([s["mean"] for s in dice["sites"].values()]))
+    page = (tmp_path / "scores.html").read_text()
+    assert "The cases with the worst Dice" in page and "bea" in page and "ada" not in page
+
+
+def test_every_labelled_case_can_be_scored(finished: Finished, federation: Path) -> None:
+    done = call("evaluate", finished("fedavg"), federation, "--split", "all", "--json")
+    assert len({(row["site"], row["case"]) for row in done.document["cases"]}) == 14 + 18 + 16
+    refused(call("evaluate", finished("fedavg"), federation, "--split", "tests"), "train, valid, test, all")
+
+
+def test_classes_are_measured(digits: tuple[Path, Path], tmp_path: Path) -> None:
+    federation, run = digits
+    done = call("evaluate", run, federation, "--json", "--page", tmp_path / "scores.html")
+    assert done.status == 0, done.err
+    report = done.document["classes"]["all"]
+    assert len(report["confusion"]) == 10 and sum(map(sum, report["confusion"])) == report["cases"]
+    assert 0 <= report["ece"] <= 1
+    right = sum(report["confusion"][i][i] for i in range(10))
+    assert report["accuracy"] == pytest.approx(right / report["cases"])
+    page = (tmp_path / "scores.html").read_text()
+    assert "Confusion" in page and "expected calibration error" in page
+    shown = call("evaluate", run, federation)
+    assert "sensitivity" in shown.out and "Confusion" in shown.out
+
+
+def test_a_federation_of_other_labels_is_refused(finished: Finished, organs: Path) -> None:
+    refused(call("evaluate", finished("fedavg"), organs), "labels = ['round', 'square']", "trained with ['blob']")
+
+
+def test_class_probabilities_and_thresholds(digits: tuple[Path, Path], tmp_path: Path) -> None:
+    federation, run = digits
+    image = f"{federation / 'site01/images/digits.npy'}#0"
+    plain = call("predict", run, image, "--to", tmp_path / "a", "--json").document["predictions"][0]
+    chances = {key.removeprefix("probability:"): p for key, p in plain.items() if key.startswith("probability:")}
+    assert len(chances) == 10 and sum(chances.values()) == pytest.approx(1, abs=1e-5)
+    assert plain["probability"] == chances[plain["prediction"]] == max(chances.values())
+    least = min(chances, key=lambda label: chances[label])
+    asked = ("predict", run, image, "--to", tmp_path / "b", "--json", "--threshold")
+    assert call(*asked, f"{least}={chances[least] / 2}").document["predictions"][0]["prediction"] == least
+    top = plain["prediction"]
+    assert call(*asked, f"{top}=0.999").document["predictions"][0]["prediction"] != top
+    refused(call(*asked, "eleven=0.5"), "there is no class 'eleven'")
+    refused(call(*asked, "0"), "CLASS=PROBABILITY")
+    refused(call("predict", run, image, "--to", tmp_path / "c", "--overlays"), "are for masks")
+
+
+def test_probability_maps_and_overlays(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    image = federation / "bea/images/bea001.png"
+    done = call("predict", finished("fedavg"), image, "--to", tmp_path, "--probabilities", "--overlays")
+    assert done.status == 0, done.err
+    chances = np.load(tmp_path / "bea001-probabilities.npy")
+    mask = np.asarray(Image.open(tmp_path / "bea001.png"))
+    assert chances.shape == (1, *mask.shape)
+    assert np.array_equal(mask == 1, chances[0] > 0.5)
+    assert np.asarray(Image.open(tmp_path / "bea001-overlay.png")).shape[0] > 100
+
+
+def test_mirror_images_are_averaged(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    run = open_run(finished("fedavg"))
+    task = run.study.task.on("cpu")
+    images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    mirrored = Mirrored(task, run.predictor())
+    one = mirrored.answer(images).output.softmax(1)
+    turned = mirrored.answer(images.flip(3)).output.softmax(1).flip(3)
+    torch.testing.assert_close(one, turned, rtol=1e-4, atol=1e-5)  # the mirror image has the mirrored answer
+    assert not torch.allclose(one, run.predictor().answer(images).output.softmax(1), atol=1e-4)
+    assert call("evaluate", run.path, federation, "--mirrored", "--json").status == 0
+
+
+def test_compare_another_score_in_other_formats(finished: Finished) -> None:
+    runs = (finished("fedavg"), finished("fedsm"))
+    shown = call("compare", *runs, "--metric", "jaccard")
+    assert shown.status == 0, shown.err
+    assert "Test Jaccard" in shown.out and "Paired differences" in shown.out
+    lines = list(csv.reader(call("compare", *runs, "--format", "csv").out.splitlines()))
+    assert lines[0][0] == "method" and len(lines) >= 3
+    gap = next(line for line in lines if line and line[0] == "FedSM" and line[1].startswith(("+", "-")))
+    means = {
+        line[0]: float(line[lines[0].index("site mean")])
+        for line in lines[1:4]
+        if line and line[0] in ("FedSM", "FedAvg")
+    }
+    assert float(gap[1]) == pytest.approx(means["FedSM"] - means["FedAvg"], abs=2e-4)
+    assert (
+        call("compare", *runs, "--format", "md").out.count("|---")
+        + call("compare", *runs, "--format", "md").out.count("| ---")
+        >= 2
+    )
+    latex = call("compare", *runs, "--format", "latex").out
+    assert latex.count("\\begin{tabular}") == 2 and "95 \\% interval" in latex
+    refused(call("compare", *runs, "--metric", "dicee"), "no score 'dicee'", "dice")
+    refused(call("compare", *runs, "--format", "word"), "md, latex, csv")

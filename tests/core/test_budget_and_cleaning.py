@@ -1,0 +1,102 @@
+"""What a hospital has used of its limits, and what it removes when nobody has used it for long."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from consilium.cli.main import main
+from consilium.left_log import append
+from consilium.store import RELEASE
+from tests.core.test_rehearsal import hospital
+
+DAY = 24 * 3600
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["federation", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_every_budget_is_shown_beside_its_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two updates of one run, one of them twice, and a scoring of another: by hand."""
+    rules = hospital(tmp_path, limits="total_rounds = 8\nrun_bytes = 1000\ntotal_epsilon = 1.0")
+    for run, what, digest in (("a", "train", "1"), ("a", "train", "2"), ("a", "train", "2"), ("b", "score", "3")):
+        line = {"run": run, "what": what, "round": 1, "bytes": 100, "sha256": digest, "spent": []}
+        (tmp_path / "m").mkdir(exist_ok=True)
+        append({**line, "facts": {"seconds": 2.0}}, tmp_path / "m")
+    assert command("budget", "--hospital", str(rules), "--json") == 0
+    found = {(use["what"], use["run"]): use for use in json.loads(capsys.readouterr().out)["budgets"]}
+    assert (found["total_rounds", ""]["used"], found["total_rounds", ""]["allowed"]) == (2, 8)
+    assert found["total_scorings", ""]["used"] == 1
+    assert found["total_bytes", ""]["used"] == 400
+    assert (found["run_bytes", "a"]["used"], found["run_bytes", "a"]["allowed"]) == (300, 1000)
+    assert found["run_seconds", "a"]["used"] == 6.0
+    assert found["rounds", "b"]["used"] == 0
+    assert command("budget", "--hospital", str(rules)) == 0
+    assert "total_rounds: 2 of 8 (25 %)" in capsys.readouterr().out
+
+
+def made(folder: Path, files: dict[str, int]) -> None:
+    """Files of ten bytes, by their age in days."""
+    for name, days in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 10)
+        then = time.time() - days * DAY
+        for place in (path, *path.parents):
+            if place == folder:
+                break
+            os.utime(place, (then, then))
+
+
+JOB = "0b0e3d5c-7a77-4bb2-8c53-3d3a1c0f3a11"
+
+
+def test_only_what_nobody_used_for_long_is_removed_and_only_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = hospital(tmp_path)
+    rules.write_text(rules.read_text() + "[keep]\nmemories = 30\nreleases = 90\njobs = 30\n")
+    old, young = {}, {}
+    for run, days in (("gone-s0-1", 40), ("fresh-s0-2", 2)):
+        (old if days > 30 else young).update({f"{run}/memory/00001.json": days, f"{run}/order.safetensors": days})
+    kept = {f"kept-s0-3/{RELEASE}": 40, "kept-s0-3/memory/1.json": 40}  # its model needs the memory
+    done = {f"done-s0-4/{RELEASE}": 100}
+    stays = {"done-s0-4/left.jsonl": 100, "left.jsonl": 500, "key": 500, "errors.log": 500, "review/a.toml": 500}
+    made(tmp_path / "m", {**old, **young, **kept, **done, **stays})
+    made(tmp_path / "kit", {f"{JOB}/log.txt": 50, "startup/client.key": 500})
+    asked = ["clean", "--hospital", str(rules), "--kit", str(tmp_path / "kit")]
+    assert command(*asked) == 0
+    told = capsys.readouterr().out
+    assert "--yes removes them" in told
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {line.split()[1] for line in told.splitlines()[:-1]} == {"gone-s0-1", "done-s0-4", JOB}
+    assert command(*asked, "--yes") == 0
+    after = {path for path in tmp_path.rglob("*") if path.is_file()}
+    removed = {path.relative_to(tmp_path).as_posix() for path in before - after}
+    assert removed == {f"m/{name}" for name in (*old, *done)} | {f"kit/{JOB}/log.txt"}
+
+
+def test_without_days_nothing_is_ever_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = hospital(tmp_path)
+    made(tmp_path / "m", {"old-s0-1/memory/00001.json": 4000})
+    assert command("clean", "--hospital", str(rules), "--yes") == 0
+    assert "removed 0 B" in capsys.readouterr().out
+    assert (tmp_path / "m/old-s0-1/memory/00001.json").exists()
+
+
+def test_a_server_keeps_its_runs_unless_they_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path, {f"{JOB}/log.txt": 50, f"jobs-storage/{JOB}/data": 50, "runs/a-s0-1/study.toml": 50})
+    assert command("clean", "--kit", str(tmp_path)) == 2
+    assert "--older DAYS" in capsys.readouterr().err
+    assert command("clean", "--kit", str(tmp_path), "--older", "30", "--yes") == 0
+    assert not (tmp_path / JOB).exists() and not (tmp_path / "jobs-storage" / JOB).exists()
+    assert (tmp_path / "runs/a-s0-1/study.toml").exists()
+    assert command("clean", "--kit", str(tmp_path), "--older", "30", "--runs", "--yes") == 0
+    assert not (tmp_path / "runs/a-s0-1").exists()

@@ -1,0 +1,279 @@
+"""Certificates of one participant: added, renewed and revoked, and nobody else's kit changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.fuel.f3.comm_error import CommError
+
+from consilium.errors import DataError, StudyError
+from consilium.federation import connection_guard, job_files
+from consilium.federation.authority import read_authority
+from consilium.federation.certificates import REVOKED, Certificate, certificate_of, read_revoked
+from consilium.federation.connection_guard import Connections
+from consilium.federation.kits import add_kit, describe_kits, make_kits, renew_kit, revoke_kit
+from consilium.federation.project import Project, read_project
+from tests.cli.terminal import call
+from tests.federation.test_job_files import deployed
+
+PROJECT = Project("eyes", "localhost", 8002, ("ada", "bea"), {"max": "watch"})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    to = tmp_path_factory.mktemp("made") / "kits"
+    make_kits(PROJECT, to)
+    return to
+
+
+@pytest.fixture
+def consortium(made: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A project file and the folder of its kits."""
+    shutil.copytree(made, tmp_path / "kits")
+    PROJECT.write(tmp_path / "eyes.toml")
+    return tmp_path / "eyes.toml", tmp_path / "kits"
+
+
+def contents(folder: Path, but: str) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file() and but not in path.parts]
+    return {str(path): path.read_bytes() for path in paths if path.name not in ("cert.json", "consilium.json")}
+
+
+def keys_in(authority: Path) -> int:
+    return sum(path.read_text().count("BEGIN RSA PRIVATE KEY") for path in authority.rglob("*") if path.is_file())
+
+
+def test_one_site_joins_and_nobody_elses_kit_changes(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    before = contents(kits, "dan")
+    assert add_kit(file, "dan", "site", kits) == kits / "dan"
+    assert add_kit(file, "eva", "submit", kits) == kits / "eva"
+    assert {path: data for path, data in contents(kits, "dan").items() if "/eva/" not in path} == before
+    assert read_project(file) == Project(
+        "eyes", "localhost", 8002, ("ada", "bea", "dan"), {"max": "watch", "eva": "submit"}
+    )
+    assert json.loads((kits / "admin/consilium.json").read_text())["sites"] == ["ada", "bea", "dan"]
+    new = certificate_of(kits / "dan"), certificate_of(kits / "eva")
+    assert [(one.name, one.role) for one in new] == [("dan", ""), ("eva@consilium.org", "project_admin")]
+    assert (kits / "dan/startup/rootCA.pem").read_bytes() == (kits / "ada/startup/rootCA.pem").read_bytes()
+    with pytest.raises(DataError, match="has a kit already"):
+        add_kit(file, "dan", "site", kits)
+
+
+def test_an_edited_project_file_is_not_rewritten(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    file.write_text("# ours\n" + file.read_text())
+    with pytest.raises(DataError, match="write 'dan' into the list `sites`"):
+        add_kit(file, "dan", "site", kits)
+    file.write_text(file.read_text().replace('"bea"]', '"bea", "dan"]'))
+    assert add_kit(file, "dan", "site", kits).is_dir()
+    assert file.read_text().startswith("# ours\n")
+
+
+def test_a_renewed_kit_keeps_what_its_owner_has_in_it(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    (kits / "ada/process.log").write_text("a line\n")
+    old = certificate_of(kits / "ada")
+    assert renew_kit(file, "ada", kits) == kits / "ada"
+    new = certificate_of(kits / "ada")
+    assert (new.name, (kits / "ada/process.log").read_text()) == ("ada", "a line\n")
+    assert new.serial != old.serial
+    (kits / "bea").rename(kits.parent / "sent")  # a kit that its owner has
+    renew_kit(file, "bea", kits)
+    assert certificate_of(kits / "bea").serial != certificate_of(kits.parent / "sent").serial
+    with pytest.raises(DataError, match="did you mean 'ada'"):
+        renew_kit(file, "adda", kits)
+
+
+def test_a_certificate_outlives_its_first_year() -> None:
+    """The authority's own certificate does not end with those it has issued, so that these can be renewed."""
+    from consilium.federation.kits import ROOT_DAYS
+
+    assert ROOT_DAYS > 5 * 365
+
+
+def test_the_authority_holds_its_own_key_and_no_others(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    add_kit(file, "dan", "site", kits)
+    renew_kit(file, "ada", kits)
+    revoke_kit(file, "bea", kits)
+    assert keys_in(kits / "authority") == 1
+    paths = [kits / "authority", *(kits / "authority").rglob("*"), *kits.glob("*/revoked.pem"), *kits.glob("ada/**/*")]
+    modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in paths}
+    assert modes == {True: 0o700, False: 0o600}
+
+
+def test_an_authority_of_an_earlier_version_loses_the_others_keys(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    path = kits / "authority/cert.json"
+    now = json.loads(path.read_text())
+    before = {key: now[key] for key in ("root_cert", "root_pri_key")}
+    users = {"server": "localhost", "admin": "office@consilium.org", "max": "max@consilium.org"}
+    for name, pems in now["issued"].items():
+        before[users.get(name, name)] = {"cert": pems[0], "pri_key": "-----BEGIN RSA PRIVATE KEY-----"}
+    path.write_text(json.dumps(before))
+    assert keys_in(kits / "authority") == 6
+    assert describe_kits(file, kits)[0].startswith("server  server  valid until ")
+    assert keys_in(kits / "authority") == 1
+    assert read_authority(kits / "authority").issued.keys() == now["issued"].keys()
+
+
+def test_revoked_is_who_was_and_not_who_is_renewed(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    old, other = certificate_of(kits / "bea"), certificate_of(kits / "ada")
+    assert revoke_kit(file, "bea", kits) == kits / REVOKED
+    renew_kit(file, "bea", kits)
+    for kit in ("server", "ada", "admin"):
+        assert read_revoked(kits / kit).serials == {old.serial}
+    assert not {certificate_of(kits / "bea").serial, other.serial} & read_revoked(kits / "server").serials
+    revoke_kit(file, "ada", kits)
+    assert read_revoked(kits / "server").number == 2
+    assert [line for line in describe_kits(file, kits) if "revoked" in line] == ["ada  site  revoked"]
+    with pytest.raises(DataError, match="no certificate that could be revoked"):
+        revoke_kit(file, "ada", kits)
+    with pytest.raises(DataError, match="make a new set of kits"):
+        revoke_kit(file, "server", kits)
+
+
+def test_a_list_of_another_authority_is_not_taken(consortium: tuple[Path, Path], tmp_path: Path) -> None:
+    _, kits = consortium
+    make_kits(PROJECT, tmp_path / "others")
+    PROJECT.write(tmp_path / "others.toml")
+    revoke_kit(tmp_path / "others.toml", "ada", tmp_path / "others")
+    for spoilt in ((tmp_path / "others" / REVOKED).read_bytes(), b"", b"-----BEGIN X509 CRL-----\n"):
+        (kits / "server" / REVOKED).write_bytes(spoilt)
+        with pytest.raises(DataError, match="no list of revoked certificates"):
+            read_revoked(kits / "server")
+        with pytest.raises(DataError, match="restore the consortium's"):
+            Connections(kits / "server")  # no start without it
+
+
+@pytest.mark.parametrize("words", [(), ("make",), ("add", "dan"), ("renew", "ada"), ("revoke", "ada"), ("list",)])
+def test_the_commands_of_kits_say_what_is_missing(words: tuple[str, ...], tmp_path: Path) -> None:
+    """`kits FILE.toml`, without a word in between, is `kits make`."""
+    file = tmp_path / "none.toml"
+    done = call("federation", "kits", *words[:1], file, *words[1:], "--to", tmp_path / "kits")
+    assert (done.status, "cannot read" in done.err) == (2, True)
+    assert not (tmp_path / "kits").exists()
+
+
+# ------------------------------------------------------------------------------------ the server holds to the list
+
+
+def line(kit: Path, closed: list[str] | None = None) -> Any:
+    """A connection of whoever has this kit."""
+    shown = {"x509_pem_cert": [(kit / "startup/client.crt").read_bytes()]}
+    return SimpleNamespace(
+        name=kit.name,
+        context=SimpleNamespace(auth_context=lambda: shown),
+        get_conn_properties=dict,
+        close=lambda: (closed if closed is not None else []).append(kit.name),
+    )
+
+
+def test_a_revoked_connection_is_cut_off_and_not_let_in_again(
+    consortium: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    file, kits = consortium
+    connections, closed = Connections(kits / "server"), list[str]()
+    for name in ("ada", "bea", "admin"):
+        connections.take(line(kits / name, closed))
+    revoke_kit(file, "bea", kits)
+    connections.look()
+    assert closed == ["bea"]
+    with pytest.raises(CommError, match="revoked"):
+        connections.take(line(kits / "bea"))
+    renew_kit(file, "bea", kits)
+    connections.take(line(kits / "bea"))
+    with pytest.raises(CommError, match="without a certificate"):
+        connections.take(SimpleNamespace(context=SimpleNamespace(auth_context=dict)))
+    assert "its certificate was revoked" in caplog.text
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"damaged"), lambda path: path.unlink()])
+def test_a_list_that_is_lost_or_damaged_lets_nobody_in(
+    consortium: tuple[Path, Path], spoil: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    file, kits = consortium
+    revoke_kit(file, "bea", kits)
+    connections = Connections(kits / "server")
+    spoil(kits / "server" / REVOKED)
+    with caplog.at_level(logging.ERROR), pytest.raises(CommError, match="revoked"):
+        connections.take(line(kits / "bea"))
+    assert "stays as it was" in caplog.text
+
+
+def test_a_list_that_could_not_be_read_is_tried_again(
+    consortium: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copied by root and not yet given to the server's user: its content and time do not change when it is."""
+    file, kits = consortium
+    connections, closed = Connections(kits / "server"), list[str]()
+    connections.take(line(kits / "bea", closed))
+    revoke_kit(file, "bea", kits)
+
+    def unreadable(kit: Path) -> None:
+        raise DataError("cannot read the list")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(connection_guard, "read_revoked", unreadable)
+        for _ in range(3):
+            connections.look()
+    assert caplog.text.count("stays as it was") == 1
+    assert closed == []
+    connections.look()
+    assert closed == ["bea"]
+
+
+def test_a_study_signed_by_one_who_watches_or_was_revoked_does_not_run(
+    consortium: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file, kits = consortium
+    all_kits = {path.name: path for path in kits.iterdir()}
+    watched, signed = deployed(all_kits, tmp_path / "w", signer="max"), deployed(all_kits, tmp_path / "a")
+    assert job_files.fault(watched, kits / "ada") == "the administrator has not signed this job"
+    assert job_files.fault(signed, kits / "ada") == ""
+    revoke_kit(file, "admin", kits)
+    assert job_files.fault(signed, kits / "ada").endswith("who signed this job, was revoked")
+
+
+# ------------------------------------------------------------------------------------ the end of a certificate
+
+
+@pytest.mark.parametrize(("days", "said"), [(31, ""), (29, "expires on .*, in 29 days"), (-2, "expired on")])
+def test_an_end_is_warned_of_thirty_days_ahead(days: int, said: str) -> None:
+    import re
+
+    end = datetime.now(UTC) + timedelta(days=days, minutes=1)
+    warning = Certificate("ada", "", 1, end).warning()
+    assert re.search(said, warning) if said else warning == ""
+
+
+def test_no_certificate_is_made_that_would_end_with_the_authority(
+    consortium: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, kits = consortium
+    monkeypatch.setattr("consilium.federation.kits.AHEAD", timedelta(days=4000))
+    with pytest.raises(DataError, match="the authority's own certificate ends on"):
+        renew_kit(file, "ada", kits)
+
+
+@pytest.mark.parametrize(
+    ("admins", "why"),
+    [({"ada": "watch"}, "a site's"), ({"admin": "watch"}, "reserved"), ({"eva": "rule"}, "use one of submit, watch")],
+)
+def test_administrators_that_cannot_be_are_refused(admins: dict[str, str], why: str) -> None:
+    with pytest.raises(StudyError, match=why):
+        Project("eyes", "localhost", 8002, ("ada",), admins)

@@ -1,0 +1,62 @@
+"""A server or a site whose disk is full still answers, and the administrator says what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.fuel.flare_api.api_spec import InternalError
+from nvflare.fuel.sec.audit import Auditor
+
+from consilium.errors import WorkError
+from consilium.federation.admin import AdminClient
+from consilium.federation.start import keep_answering_on_full_disks
+
+FULL = "server internal error: [Errno 28] No space left on device"
+
+
+@pytest.fixture
+def full_auditor(tmp_path: Path) -> Any:
+    """NVIDIA FLARE's log of who asked what, on a full disk. It is written before every command."""
+    auditor = Auditor(str(tmp_path / "audit.log"))
+    auditor.audit_file.close()
+    auditor.audit_file = open("/dev/full", "a")  # noqa: SIM115
+    yield auditor
+    with contextlib.suppress(OSError):
+        auditor.audit_file.close()
+
+
+def test_a_command_is_answered_though_its_log_cannot_be_written(
+    full_auditor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        full_auditor.add_event("admin", "get_job_meta")
+    monkeypatch.setattr(Auditor, "add_event", Auditor.add_event)  # put back what follows
+    keep_answering_on_full_disks()
+    assert full_auditor.add_event("admin", "get_job_meta") == ""
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda admin: admin.state("job"),
+        lambda admin: admin.jobs(),
+        lambda admin: admin.connected(),
+        lambda admin: admin.stop("job"),
+        lambda admin: admin._results("job").__enter__(),
+    ],
+)
+def test_the_administrator_says_that_the_servers_disk_is_full(ask: Any) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise InternalError(FULL)
+
+    names = ("get_job_meta", "list_jobs", "get_system_info", "abort_job", "clone_job", "submit_job")
+    admin = AdminClient(SimpleNamespace(**dict.fromkeys(names, full)), ("ada",))  # type: ignore[arg-type]
+    with pytest.raises(WorkError, match="the server's disk is full"):
+        ask(admin)

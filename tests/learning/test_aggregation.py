@@ -1,0 +1,111 @@
+"""Rules that a few false models cannot move far: by hand, on two or three numbers per site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from consilium.contract import run_in_process
+from consilium.errors import StudyError
+from consilium.learning.aggregation import RULES, Aggregation, nearest
+from consilium.weights import Weights, mean
+from tests.toy import toy_study
+
+ALIKE = dict.fromkeys("abcde", 1.0)
+
+
+def model(*values: float) -> Weights:
+    return Weights({"w": torch.tensor(values), "count": torch.tensor(7)})
+
+
+START = model(0.0, 0.0)
+HONEST = {"a": model(1.0, 0.0), "b": model(1.0, 1.0), "c": model(0.0, 1.0), "d": model(2.0, 2.0)}
+LIED = {**HONEST, "e": model(100.0, -100.0)}
+
+
+def found(rule: str, liars: int = 1, length: float = 0.0, start: Weights | None = START) -> list[float]:
+    made = Aggregation(rule, liars, length).of(LIED, ALIKE, start)
+    assert made["count"].item() == 7
+    values: list[float] = made["w"].tolist()
+    return values
+
+
+def test_the_mean_is_anyones() -> None:
+    assert found("mean") == pytest.approx([104 / 5, -96 / 5])
+
+
+def test_the_median_of_every_value() -> None:
+    """0 1 1 2 100 and −100 0 1 1 2; of four, the mean of the middle two."""
+    assert found("median") == [1.0, 1.0]
+    assert Aggregation("median").of(HONEST, ALIKE, START)["w"].tolist() == [1.0, 1.0]
+    assert Aggregation("median").of(dict(list(LIED.items())[1:]), ALIKE)["w"].tolist() == pytest.approx([1.5, 1.0])
+
+
+def test_the_trimmed_mean_of_every_value() -> None:
+    """Without the largest and the smallest: (1 + 1 + 2) / 3 and (0 + 1 + 1) / 3; two liars leave the median."""
+    assert found("trimmed-mean") == pytest.approx([4 / 3, 2 / 3])
+    assert found("trimmed-mean", liars=2) == pytest.approx([1.0, 1.0])
+    assert found("trimmed-mean", liars=9) == pytest.approx([1.0, 1.0])  # no more than there can be
+
+
+def test_krum_takes_the_site_with_the_nearest_neighbours() -> None:
+    """Squared distances: a-b 1, a-c 2, a-d 5, b-c 1, b-d 2, c-d 5. Of five with one liar the two nearest count: b has
+    1 + 1, a and c have 1 + 2, d has 2 + 5."""
+    assert nearest(LIED, 1, 1) == ["b"]
+    assert found("krum") == [1.0, 1.0]
+    assert nearest(LIED, 1, 4) == ["a", "b", "c", "d"]
+    assert found("multi-krum") == pytest.approx([1.0, 1.0])
+
+
+def test_norm_bounding_shortens_what_is_long() -> None:
+    """Lengths 1, √2, 1, √8, 141.4: to 1 each of the last two is shortened; by hand with length = 1."""
+    root = 0.5**0.5
+    assert found("norm-bounding", length=1.0) == pytest.approx(
+        [(1 + root + 0 + root + root) / 5, (0 + root + 1 + root - root) / 5]
+    )
+    assert found("norm-bounding") == pytest.approx([(1 + 1 + 0 + 1 + 1) / 5, (0 + 1 + 1 + 1 - 1) / 5])  # median √2
+
+
+def test_centred_clipping_goes_on_from_where_it_came() -> None:
+    """Three steps of norm bounding, each around the last: nearer to the honest mean than one."""
+    one, three = torch.tensor(found("norm-bounding", length=1.0)), torch.tensor(found("centred-clipping", length=1.0))
+    honest = mean(HONEST, ALIKE)["w"]
+    assert (three - honest).norm() < (one - honest).norm()
+    around = Aggregation("norm-bounding", length=1.0)
+    step = around.of(LIED, ALIKE, around.of(LIED, ALIKE, around.of(LIED, ALIKE, START)))
+    assert three.tolist() == pytest.approx(step["w"].tolist())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_liars_all_are_near_the_mean(rule: str) -> None:
+    """Five sites about (1, 1), and two sites, of whom nobody can say which one lies: then it is the mean."""
+    near = {name: model(1.0 + 0.01 * i, 1.0 - 0.01 * i) for i, name in enumerate("abcde")}
+    for start in (START, None):
+        assert Aggregation(rule).of(near, ALIKE, start)["w"].tolist() == pytest.approx([1.02, 0.98], abs=0.03)
+    two = {name: near[name] for name in "ab"}
+    assert Aggregation(rule).of(two, {"a": 3, "b": 1})["w"].tolist() == pytest.approx([1.0025, 0.9975])
+
+
+def test_a_study_names_the_rule(federation: Path, tmp_path: Path) -> None:
+    plain, named = toy_study(federation), toy_study(federation, study__aggregation="mean")
+    assert plain.hash == named.hash
+    study = toy_study(federation, study__aggregation={"rule": "trimmed-mean", "liars": 1}, study__rounds=1)
+    run = run_in_process(study, tmp_path)
+    assert run.summary  # it trains, scores and is read again with its rule
+    assert "trimmed-mean" in (run.folder / "study.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "method", "words"),
+    [
+        ("vote", "fedavg", "aggregation = 'vote': it must be one of mean"),
+        ({"rule": "krum", "liars": -1}, "fedavg", "aggregation.liars = -1"),
+        ({"rule": "norm-bounding", "length": -1.0}, "fedavg", "aggregation.length = -1.0"),
+        ("krum", "apple", "'apple' does not: leave it at 'mean'"),
+    ],
+)
+def test_a_wrong_rule_is_refused(how: object, method: str, words: str, federation: Path) -> None:
+    with pytest.raises(StudyError, match=words):
+        toy_study(federation, method, study__aggregation=how)

@@ -1,0 +1,103 @@
+"""The page in a real browser: Debian's Chromium, headless."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from consilium.errors import DataError
+from consilium.reports.embedding import EmbeddedImage
+from consilium.reports.rendering import write_html
+from consilium.reports.tables import TextCell
+from tests.watching.journals import write_run
+from tests.watching.test_server import Pictured, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync --virtual-time-budget=8000"""
+
+
+def rendered(url: str, profile: Path, *flags: str) -> str:
+    """The page's elements after its script has run."""
+    browser = shutil.which("chromium")
+    assert browser, "these tests need Debian's chromium: apt-get install chromium"
+    command = [browser, *FLAGS.split(), *flags, f"--user-data-dir={profile}", "--dump-dom", url]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=150).stdout
+
+
+def test_the_page_shows_rounds_curves_sites_and_rejections(tmp_path: Path) -> None:
+    with serving(Pictured(write_run(tmp_path / "retina-run"))) as server:
+        page = rendered(server.url, tmp_path / "profile")
+    assert "<title>2/10 retina-run</title>" in page
+    assert "2 of 10" in page
+    assert page.count("<polyline") == 6  # two sites and their mean: scores and losses
+    assert "Dice of the global model on validation cases." in page
+    assert "rejected: its update is not finite" in page
+    assert "ada, by the global model" in page
+    assert 'src="examples/0' in page
+    assert "━ disc</span>" in page
+    assert '<span id="lost" role="status"></span>' in page  # every question was answered
+
+
+def test_a_page_with_a_token_reads_its_figures(tmp_path: Path) -> None:
+    with serving(Pictured(write_run(tmp_path / "run")), token="0123456789abcdef") as server:
+        page = rendered(server.url, tmp_path / "profile")
+    assert "2 of 10" in page
+
+
+def test_a_run_that_has_not_begun_says_so(tmp_path: Path) -> None:
+    with serving(Pictured(write_run(tmp_path / "run", []))) as server:
+        page = rendered(server.url, tmp_path / "profile")
+    assert ">not begun" in page and "The sites are being opened" in page
+    shown = page.partition("<script>")[0]
+    assert not [word for word in ("0 of 0", "undefined", "NaN") if word in shown]
+
+
+SORTED = """
+<script>
+const table = document.querySelector("table"), head = table.tHead.rows[0].cells;
+const names = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent).join(" ");
+const told = [];
+for (const column of [2, 2, 2, 0]) { head[column].click(); told.push(names()); }
+document.querySelector("figure img").click();
+document.title = [...told, document.querySelector("dialog").open].join("; ");
+</script>
+"""
+
+
+def test_tables_of_a_report_sort_and_figures_open_large(tmp_path: Path) -> None:
+    """The page's own script in a browser; one that was slipped in does not run."""
+    cell = TextCell
+    grid = [
+        [cell("site"), cell("cases"), cell("Dice")],
+        [cell("hk"), cell("7"), cell("0.91 ± 0.02")],
+        [cell("basel"), cell("12"), cell("–")],
+        [cell("ulm"), cell("1,200"), cell("0.95 ± 0.01")],
+    ]
+    figure = EmbeddedImage("data:image/svg+xml;base64,PHN2Zy8+", "nothing to see", 100)
+    content = {"title": "t", "lead": "l", "grids": [("", grid)], "strip": figure, "class_grids": [], "worst": []}
+    write_html("evaluation.html", content, tmp_path / "p.html", DataError)
+    page = (tmp_path / "p.html").read_text(encoding="utf-8")
+    (tmp_path / "hostile.html").write_text(page.replace("</body>", f"{SORTED}</body>"), encoding="utf-8")
+    assert "<title>t</title>" in rendered(f"file://{tmp_path}/hostile.html", tmp_path / "one")
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", page)
+    (tmp_path / "q.html").write_text(page.replace("</body>", f"{SORTED}</body>"), encoding="utf-8")
+    shown = rendered(f"file://{tmp_path}/q.html", tmp_path / "two")
+    assert "<title>ulm hk basel; hk ulm basel; hk basel ulm; basel hk ulm; true</title>" in shown
+
+
+def test_a_page_is_as_wide_as_the_window_allows_with_and_without_contents(tmp_path: Path) -> None:
+    measure = "<script>document.title = document.querySelector('main').offsetWidth;</script></body>"
+    content = {"title": "t", "lead": "l", "grids": [], "strip": None, "class_grids": [], "worst": []}
+    write_html("evaluation.html", content, tmp_path / "p.html", DataError)
+    page = (tmp_path / "p.html").read_text(encoding="utf-8")
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", page).replace("</body>", measure)
+    nav = '<nav aria-label="Contents"><ul><li>one</li></ul></nav>'
+    for name, text in (("short", page), ("long", page.replace("<main>", f"{nav}<main>", 1))):
+        (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
+        shown = rendered(f"file://{tmp_path}/{name}.html", tmp_path / name, "--window-size=1500,900")
+        assert "<title>1008</title>" in shown, name
