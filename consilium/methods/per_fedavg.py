@@ -14,13 +14,14 @@ from consilium.errors import StudyError
 from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches, stepped
 from consilium.method import OptimizerState, PersonalModel, Phase, message
 from consilium.methods.finetuned import ADAPT
+from consilium.methods.shares import WithAggregation
 from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
 from consilium.task import Task
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class PerFedAvg(PersonalModel):
+class PerFedAvg(WithAggregation, PersonalModel):
     """A shared model that one step on a site's own cases turns into a good personal model.
 
     Meta-steps w ← w − β (I − α ∇²f(w; D'')) ∇f(w − α ∇f(w; D); D'), each on its own batches.
@@ -76,7 +77,7 @@ class PerFedAvg(PersonalModel):
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         models = {name: reply.global_ for name, reply in replies.items() if reply.global_ is not None}
-        return self.Server(mean(models, dict.fromkeys(models, 1.0))) if models else server
+        return self.Server(self.alike_average(models, server.global_)) if models else server
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         return self.Uplink(None if round.phase == "adapt" else task.shape(), 0.0, 0)

@@ -9,13 +9,14 @@ from typing import ClassVar
 from consilium.errors import StudyError
 from consilium.learning.gradients import GradientNetwork, seeded_batches
 from consilium.method import PersonalModel, message
+from consilium.methods.shares import WithAggregation
 from consilium.site import Count, Loss, Roster, Round, Site
 from consilium.task import Task
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class PFedMe(PersonalModel):
+class PFedMe(WithAggregation, PersonalModel):
     """Personal models θ stay near the shared w: θ nearly minimises f(θ) + (λ/2) ‖θ − w‖², w ← w − η λ (w − θ)."""
 
     strength: float = 15.0  # λ
@@ -64,7 +65,7 @@ class PFedMe(PersonalModel):
         return self.Uplink(shared, loss, steps), self.Memory(personal)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        average = mean({name: reply.global_ for name, reply in replies.items()}, dict.fromkeys(replies, 1.0))
+        average = self.alike_average({name: reply.global_ for name, reply in replies.items()}, server.global_)
         return self.Server(server.global_ * (1 - self.server_mix) + average * self.server_mix)
 
 

@@ -12,14 +12,15 @@ from consilium.learning.fit import Job, fit
 from consilium.learning.optimizers import learning_rate
 from consilium.local_training import Local
 from consilium.method import Method, message
+from consilium.methods.shares import WithAggregation
 from consilium.predictor import OneModel, Predictor
 from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
 from consilium.task import Task
-from consilium.weights import SiteName, Weights, mean
+from consilium.weights import SiteName, Weights
 
 
 @dataclass(frozen=True)
-class Scaffold(Method):
+class Scaffold(WithAggregation, Method):
     """Control variates correct every local step for the drift of the site (option II, plain SGD).
 
     y ← y − η (∇f(y) − c_i + c), then c_i ← c_i − c + (x − y) / (steps η).
@@ -91,10 +92,11 @@ class Scaffold(Method):
         return self.Uplink(done.weights, c - memory.c, done.loss, done.steps), self.Memory(c)
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        alike = dict.fromkeys(replies, 1.0)
-        change = mean({name: reply.c_change for name, reply in replies.items()}, alike)
+        models = {name: reply.global_ for name, reply in replies.items()}
+        changes = {name: reply.c_change for name, reply in replies.items()}
+        change = self.alike_average(changes, server.c.zeros())
         return self.Server(
-            mean({name: reply.global_ for name, reply in replies.items()}, alike),
+            self.alike_average(models, server.global_),
             server.c + change * (len(replies) / server.sites),
             server.sites,
         )

@@ -1,4 +1,4 @@
-"""The share of each site in the average of the sites' models."""
+"""The average of the sites' models: the share of each site, and the rule in place of the mean."""
 
 from __future__ import annotations
 
@@ -17,10 +17,19 @@ SHARES = ("cases", "uniform")
 
 
 @dataclass(frozen=True)
-class WithShares:
-    """A method that averages models by numbers of training cases, or with the same share for every site."""
+class WithAggregation:
+    """A method whose server makes one model of the sites' models, by the mean or by another rule."""
 
     aggregation: ClassVar[Aggregation] = Aggregation()  # `[study] aggregation`
+
+    def alike_average(self, models: Mapping[SiteName, Weights], start: Weights | None = None) -> Weights:
+        """One model from those of the sites that answered, all with the same share; `start` as below."""
+        return self.aggregation.of(models, dict.fromkeys(models, 1.0), start)
+
+
+@dataclass(frozen=True)
+class WithShares(WithAggregation):
+    """A method that averages models by numbers of training cases, or with the same share for every site."""
 
     shares: str = field(default="cases", kw_only=True)  # w = Σ (n_k / n) w_k; "uniform": w = Σ w_k / K
 
@@ -45,10 +54,10 @@ def with_aggregation(name: str, method: Method, how: Aggregation) -> Method:
     """The method with another rule in place of the mean; StudyError if the method takes no mean of models."""
     if how == Aggregation():
         return method
-    if not isinstance(method, WithShares):
+    if not isinstance(method, WithAggregation):
         raise StudyError(
-            f"[study] aggregation = '{how.rule}' is for methods that average models by shares, such as fedavg, fedprox "
-            f"and the global model of fedsm; '{name}' does not: leave it at 'mean'."
+            f"[study] aggregation = '{how.rule}' is for methods that average the sites' models, such as fedavg, "
+            f"scaffold and the global model of fedsm; '{name}' does not: leave it at 'mean'."
         )
     changed = copy.copy(method)
     object.__setattr__(changed, "aggregation", how)  # of the study, not one of the method's own fields

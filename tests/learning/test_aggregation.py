@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 from consilium.contract import run_in_process
 from consilium.errors import StudyError
 from consilium.learning.aggregation import RULES, Aggregation, nearest
+from consilium.methods.scaffold import Scaffold
+from consilium.methods.shares import with_aggregation
+from consilium.site import Round
 from consilium.weights import Weights, mean
 from tests.toy import toy_study
 
@@ -95,6 +99,26 @@ def test_a_study_names_the_rule(federation: Path, tmp_path: Path) -> None:
     run = run_in_process(study, tmp_path)
     assert run.summary  # it trains, scores and is read again with its rule
     assert "trimmed-mean" in (run.folder / "study.toml").read_text()
+
+
+def test_scaffold_merges_models_and_control_variates_by_the_rule() -> None:
+    """The median of 1 2 900 is 2, and of the variates' changes 0.1 0.2 −90 it is 0.1; three of four sites answer."""
+    method = with_aggregation("scaffold", Scaffold(), Aggregation("median"))
+    numbers = {"a": (1.0, 0.1), "b": (2.0, 0.2), "liar": (900.0, -90.0)}
+    replies = {name: Scaffold.Uplink(model(y), model(change), 0.0, 1) for name, (y, change) in numbers.items()}
+    merged = method.merge(Scaffold.Server(model(0.0), model(4.0), 4), replies, Round(0, "train", 0, 1))
+    assert merged.global_["w"].tolist() == [2.0]
+    assert merged.c["w"].tolist() == pytest.approx([4.0 + 0.1 * 3 / 4])
+
+
+@pytest.mark.parametrize("name", ["per-fedavg", "pfedme"])
+def test_unweighted_means_have_a_rule_too(name: str, federation: Path) -> None:
+    """Sites' models 1 2 900: the median is 2, whatever is done with it afterwards; the mean would be 301."""
+    study = toy_study(federation, name, study__aggregation="median")
+    kind = type(study.method)
+    blank = kind.Uplink(model(0.0), 0.0, 1)
+    replies = {site: replace(blank, global_=model(y)) for site, y in (("a", 1.0), ("b", 2.0), ("liar", 900.0))}
+    assert study.method.merge(kind.Server(model(0.0)), replies, Round(0, "train", 0, 1)).global_["w"].tolist() == [2.0]
 
 
 @pytest.mark.parametrize(
