@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from consilium import packet_files, simulation
+from consilium.batch import Batch
 from consilium.data.phantoms import write_phantom
 from consilium.federation.forecasting import forecast_study
 from consilium.learning.fit import Job, fit
@@ -166,10 +167,10 @@ def train(setting: Setting) -> None:
 
 
 def scored(predictor: Predictor, site: Site, split: str) -> Iterator[float]:
-    """The deciding score of every case (of a volume, as one)."""
+    """The deciding score of every case: of a slice, or of a volume as one, as the task says."""
     for batch in site.data.whole(split, 16):
-        output = predictor.answer(batch.images, batch.volume).output
-        if batch.volume:
+        output = predictor.answer(batch.images, bool(batch.volume)).output
+        if batch.volume and site.task.decides == "volume":
             pairs = [(output.transpose(0, 1), batch.truth, 0)]
         else:
             pairs = [(output[i], batch.truth[i], i) for i in range(len(batch.cases))]
@@ -192,17 +193,22 @@ def of_models(server: Any, sites: Mapping[str, Site], number: int) -> dict[str, 
 
 
 def routed(method: FedSM, server: Any, sites: Mapping[str, Site], split: str) -> float:
-    """The share of images (or volumes) whose most probable site is their own: mean over sites."""
+    """The share of images (or slices, or volumes) whose most probable site is their own: mean over sites."""
     shares = []
     for name, site in sites.items():
         model = method.deploy(site.task, None, method.release(server, site.card))
         assert isinstance(model, SuperModel)
         right = []
         for batch in site.data.whole(split, 16):
-            tops = model.routes(batch.images, batch.volume).chances.argmax(1).tolist()
-            right += [model.classes[top] == name for top in (tops[:1] if batch.volume else tops)]
+            tops = model.routes(batch.images, bool(batch.volume)).chances.argmax(1).tolist()
+            right += [model.classes[top] == name for top in tops[: decisions(model, batch)]]
         shares.append(statistics.fmean(right))
     return statistics.fmean(shares)
+
+
+def decisions(model: SuperModel, batch: Batch) -> int:
+    """How often the selector decides in a batch: once for a volume that is routed as a whole, else for every image."""
+    return 1 if batch.volume and model.route == "volume" else len(batch.cases)
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
@@ -250,8 +256,8 @@ def of_super(method: FedSM, server: Any, sites: Mapping[str, Site], split: str) 
         assert isinstance(model, SuperModel)
         right, unlike = [], []
         for batch in site.data.whole(split, 16):
-            routes = model.routes(batch.images, batch.volume)
-            for i in range(1 if batch.volume else len(batch.cases)):
+            routes = model.routes(batch.images, bool(batch.volume))
+            for i in range(decisions(model, batch)):
                 right.append(float(model.classes[int(routes.chances[i].argmax())] == name))
                 unlike.append(float(bool(routes.outliers[i])))
         found["routed"].append(statistics.fmean(right))
