@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,8 +15,9 @@ from consilium.errors import StudyError
 from consilium.methods.routers import GLOBAL, Router, Routes
 from consilium.predictor import Answer, ModelChoice, OneModel, Predictor
 from consilium.ranges import Items, Range
-from consilium.site import Site
+from consilium.site import Count, Site
 from consilium.task import Task
+from consilium.tree import message
 from consilium.weights import SiteName, Weights
 
 GRID = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # of γ; 0: never global, 1: always
@@ -190,18 +191,51 @@ def impossible_sums(sums: Scores, cases: int) -> str:
     return "" if all(total <= most for total in sums) else f"scores of {cases} cases cannot be so large"
 
 
-def calibration(predictor: Predictor, site: Site, unit: str) -> tuple[tuple[float, ...], int]:
-    """For every γ of the grid the sum of validation scores at this site, and the number of cases.
+Gains = Annotated[tuple[Annotated[float, Range(-(2**40), 2**40)], ...], Items(1000)]  # sums over cases
+
+
+@message
+class Calibration:
+    """A site's sums over its validation cases, for every γ of the grid."""
+
+    cases: Count
+    scores: Scores
+    wholes: Count  # images, or volumes: slices of one volume are alike, so that a volume counts once
+    gains: Gains  # over wholes: the score, less that of the global model
+    squares: Scores  # of these gains
+
+    def contradiction(self) -> str:
+        """Why the sums cannot be true of so many cases; empty if they can: scores and gains are at most 1."""
+        if not min(1, self.cases) <= self.wholes <= self.cases:
+            return f"{self.cases} cases cannot be of {self.wholes} images or volumes"
+        if any(max(abs(gain), square) > self.wholes * (1 + 1e-6) for gain, square in zip(self.gains, self.squares)):
+            return f"gains of {self.wholes} cases cannot be so large"
+        return impossible_sums(self.scores, self.cases)
+
+
+NOTHING = Calibration(0, (0.0,) * len(GRID), 0, (0.0,) * len(GRID), (0.0,) * len(GRID))
+
+
+def calibration(predictor: Predictor, site: Site, unit: str) -> Calibration:
+    """The sums of validation scores at this site, for every γ of the grid.
 
     Volumes trained as slices are judged by the `unit`, "slice" or "volume", however they are routed.
     """
     assert isinstance(predictor, SuperModel)
-    sums, cases = [0.0] * len(GRID), 0
+    rows: list[Tensor] = []  # by case: its score for every γ
+    gains: list[Tensor] = []  # by image or volume: the score for every γ, less that of the global model
     for batch in site.data.whole("valid", site.local.batch_size):
-        for scores in _scores_by_gamma(predictor, batch, unit):
-            sums = [sum_ + score for sum_, score in zip(sums, scores)]
-            cases += 1
-    return tuple(sums), cases
+        found = [torch.tensor(row, dtype=torch.float64) for row in _scores_by_gamma(predictor, batch, unit)]
+        rows += found
+        alike = [torch.stack(found).mean(0)] if batch.volume and found else found
+        gains += [scores - scores[-1] for scores in alike]
+    if not rows:
+        return NOTHING
+    gained = torch.stack(gains)
+    scores, total, squares = (
+        tuple(sums.tolist()) for sums in (torch.stack(rows).sum(0), gained.sum(0), gained.square().sum(0))
+    )
+    return Calibration(len(rows), scores, len(gains), total, squares)
 
 
 def _scores_by_gamma(model: SuperModel, batch: Batch, unit: str) -> Iterator[list[float]]:
@@ -224,20 +258,44 @@ def headline_score(task: Task, output: Tensor, truth: Tensor, known: Sequence[st
     return sum(values) / len(values) if values else None
 
 
-def chosen_confidence(tallies: Sequence[tuple[Sequence[float], int]], by: str) -> float | None:
+def chosen_confidence(found: Sequence[Calibration], by: str, errors: float = 0.0) -> float | None:
     """The γ with the best validation score, of several the middle one; None: nobody had cases.
 
     By "sites" the score is the mean over sites, as the headline counts. By "pooled" it is the mean over all cases, and
     no γ comes into question whose mean over sites is below that of γ = 1, the global model for all. So by either rule
-    no choice is worse over sites than γ = 1.
+    no choice is worse over sites than γ = 1. A γ that gains less over γ = 1 than so many standard `errors` of its gain
+    does not come into question either.
     """
-    tallies = [(scores, cases) for scores, cases in tallies if cases]
-    if not tallies:
+    found = [sums for sums in found if sums.cases]
+    if not found:
         return None
-    sums = torch.tensor([scores for scores, _ in tallies], dtype=torch.float64)
-    counts = torch.tensor([cases for _, cases in tallies], dtype=torch.float64)
-    marks = (sums / counts[:, None]).mean(0)
+    scores = _rows(sums.scores for sums in found)
+    marks = (scores / _rows([sums.cases] for sums in found)).mean(0)
     if by == "pooled":
-        marks = sums.sum(0).masked_fill(marks < marks[-1] - 1e-9, -math.inf)
+        marks = scores.sum(0).masked_fill(marks < marks[-1] - 1e-9, -math.inf)
+    marks = marks.masked_fill(_uncertain(found, errors), -math.inf)
     best = [gamma for gamma, mark in zip(GRID, marks.tolist()) if mark >= marks.max().item() - 1e-9]
     return best[(len(best) - 1) // 2]
+
+
+def _uncertain(found: Sequence[Calibration], errors: float) -> Tensor:
+    """For every γ of the grid: does it gain less over the global model than so many standard errors of its gain?
+
+    The gain is the mean over sites. Its error comes from the spread of cases inside sites, which all sites share, so
+    that a site with one case is uncertain too. Where every site has a single case, the spread is that of all cases.
+    """
+    counts = _rows([sums.wholes] for sums in found)
+    gains, squares = _rows(sums.gains for sums in found), _rows(sums.squares for sums in found)
+    means, n, sites = gains / counts, counts.sum().item(), len(found)
+    if n > sites:
+        spread = (squares - counts * means.square()).sum(0) / (n - sites)
+    else:
+        spread = (squares.sum(0) - gains.sum(0).square() / n) / max(1, n - 1)
+    error = (spread.clamp_min(0.0) * (1 / counts).sum()).sqrt() / sites
+    doubtful = means.mean(0) < errors * error - 1e-9
+    doubtful[-1] = False  # γ = 1 is the global model itself
+    return doubtful
+
+
+def _rows(sums: Iterable[Sequence[float]]) -> Tensor:
+    return torch.tensor([list(row) for row in sums], dtype=torch.float64)

@@ -53,7 +53,7 @@ def each(names: Iterable[str], slow: Container[str] = ()) -> Any:
 
 # settings that make another method of one: their name here, the method, what is set
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fedsm-discriminant": ("fedsm", {"method__selector_training": "discriminant"}),
+    "fedsm-network": ("fedsm", {"method__selector_training": "synchronised"}),
     "fedsm-extra-regression": ("fedsm-extra", {"method__selector_training": "regression"}),
 }
 SIBLINGS = ("multi-head", "multi-encoder")  # one implementation with multi-decoder: the slow tier tries them

@@ -121,13 +121,14 @@ def test_a_run_of_fedsm_keeps_its_rule_for_gamma_and_its_hash(federation: Path, 
     """0.1 pooled validation cases. A run of today has another hash, so that no suite and no resume mixes both rules."""
     today = toy_study(federation, "fedsm")
     assert vars(today.method)["tuned_by"] == "sites"
-    later = r"\n(tuned_by|decides) = .*"  # keys of [method] and [task] that 0.1 did not have
+    later = r"\n(tuned_by|needed_gain|decides) = .*"  # keys of [method] and [task] that 0.1 did not have
     path = tmp_path / "study.toml"
     path.write_text(re.sub(later, "", as_written_by_0_1(today)), encoding="utf-8")
     old = load_study(path)
-    assert vars(old.method)["tuned_by"] == "pooled"
-    assert old.hash == toy_study(federation, "fedsm", method__tuned_by="pooled").hash != today.hash
-    assert "tuned_by" not in told_by_0_1(old.tables()["method"])
+    assert (vars(old.method)["tuned_by"], vars(old.method)["needed_gain"]) == ("pooled", 0.0)
+    as_then = toy_study(federation, "fedsm", method__tuned_by="pooled", method__needed_gain=0.0)
+    assert old.hash == as_then.hash != today.hash
+    assert not {"tuned_by", "needed_gain"} & told_by_0_1(old.tables()["method"]).keys()
     assert told_by_0_1(today.tables()["method"])["tuned_by"] == "sites"
     path.write_text(re.sub(r"\ntuned_by = .*", "", today.to_toml()), encoding="utf-8")
     assert load_study(path).hash == today.hash  # 0.2 had `decides`, and γ by sites

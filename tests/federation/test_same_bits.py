@@ -30,12 +30,12 @@ FIELDS: dict[str, dict[str, object]] = {
         for name, kind in METHODS.items()
         if hasattr(kind, "share_local_parts")
     },
-    "fedsm-discriminant": {"study__name": "closed-form", "method__selector_training": "discriminant"},
+    "fedsm-network": {"study__name": "network", "method__selector_training": "synchronised"},
 }
 
 
 @pytest.mark.parametrize(
-    "method", [*SMOKE, *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedsm-discriminant", *OTHERS))]
+    "method", [*SMOKE, *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedsm-network", *OTHERS))]
 )
 def test_a_deployed_run_equals_a_simulated_one(running: Running, federation: Path, tmp_path: Path, method: str) -> None:
     name = method.removesuffix("-discriminant")

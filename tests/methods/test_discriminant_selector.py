@@ -98,7 +98,7 @@ def test_the_sites_sums_are_those_of_the_stacked_features(federation: Path, tmp_
 def test_what_leaves_is_told() -> None:
     page = describe("fedsm")
     assert "once, after training: number, mean, scatter of its cases' features" in page
-    assert '"discriminant": closed form' in page
+    assert "for every γ of a grid, sums of scores of validation cases" in page
 
 
 def test_privacy_is_refused_with_a_sentence(federation: Path) -> None:

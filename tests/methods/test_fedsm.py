@@ -20,6 +20,7 @@ from consilium.local_training import Local
 from consilium.method import Best, OptimizerState, Valid
 from consilium.methods.fedsm import FedSM
 from consilium.methods.personaliser import pulled
+from consilium.methods.routing import Calibration
 from consilium.methods.selector import selector_job
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
@@ -145,15 +146,17 @@ def server(n: Mapping[str, int] | None = None, **changes: Any) -> FedSM.Server:
 
 def uplink(global_: float = 0.0, personal: float = 0.0, gradient: float = 0.0) -> FedSM.Uplink:
     sent: FedSM.Uplink = made(
-        FedSM.Uplink, global_=line(global_), personal=line(personal), selector=line(gradient), scores=(), cases=0,
-        loss=0.0, steps=1,
+        FedSM.Uplink, global_=line(global_), personal=line(personal), selector=line(gradient), loss=0.0, steps=1,
     )  # fmt: skip
     return sent
 
 
 def counted(scores: tuple[float, ...], cases: int) -> FedSM.Uplink:
     """A reply of the calibrate phase."""
-    sent: FedSM.Uplink = made(FedSM.Uplink, scores=scores, cases=cases, loss=0.0, steps=0)
+    gains = tuple(score - scores[-1] for score in scores)
+    squares = tuple(gain**2 / max(1, cases) for gain in gains)  # every case gains alike: no doubt
+    found = Calibration(cases, scores, cases, gains, squares)
+    sent: FedSM.Uplink = made(FedSM.Uplink, calibration=found, loss=0.0, steps=0)
     return sent
 
 

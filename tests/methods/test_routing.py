@@ -12,7 +12,7 @@ import torch
 from consilium.errors import StudyError
 from consilium.methods.fedsm import FedSM
 from consilium.methods.routers import NetworkRouter
-from consilium.methods.routing import GRID, SuperModel, calibration, chosen_confidence
+from consilium.methods.routing import GRID, NOTHING, Calibration, SuperModel, calibration, chosen_confidence
 from consilium.site import Round, SiteCard
 from consilium.site_opening import open_worker
 from consilium.task import CaseScore
@@ -101,10 +101,13 @@ def test_one_hospitals_own_model_can_be_asked_for() -> None:
 def test_tallies_by_hand() -> None:
     """x = 2 (chance .88): ada scores 2, global 20. x = .1 (.525): ada .1, global 1. Sums by γ of the grid."""
     here = site(batch([2.0, 0.1], [0.0, 0.0]), roster=["ada", "bea"])
-    sums, cases = calibration(super_model(0.0), here, "slice")
-    assert cases == 2
+    found = calibration(super_model(0.0), here, "slice")
+    assert (found.cases, found.wholes) == (2, 2)
     by_hand = [2.1 if gamma < 0.525 else 3.0 if gamma < 0.88 else 21.0 for gamma in GRID]
-    assert list(sums) == pytest.approx(by_hand)
+    assert found.scores == pytest.approx(by_hand)
+    gains = [(-18.0, -0.9) if gamma < 0.525 else (-18.0, 0.0) if gamma < 0.88 else (0.0, 0.0) for gamma in GRID]
+    assert found.gains == pytest.approx([sum(pair) for pair in gains])
+    assert found.squares == pytest.approx([sum(gain**2 for gain in pair) for pair in gains])
 
 
 @pytest.mark.parametrize(
@@ -121,9 +124,11 @@ def test_gamma_is_judged_by_what_decides_however_slices_are_routed(
 ) -> None:
     """The slices of one volume, x = 2 and .1; a volume's score is the mean of its slices' here."""
     slices = replace(batch([2.0, 0.1], [0.0, 0.0]), volume="scan")
-    sums, cases = calibration(super_model(0.0, route=route), site(slices, roster=["ada", "bea"]), unit)
+    found = calibration(super_model(0.0, route=route), site(slices, roster=["ada", "bea"]), unit)
     by_hand = [next(total for below, total in steps.items() if gamma < below) for gamma in GRID]
-    assert (list(sums), cases) == (pytest.approx(by_hand), count)
+    assert (found.scores, found.cases) == (pytest.approx(by_hand), count)
+    gains = [(total - by_hand[-1]) / count for total in by_hand]  # the mean of its slices: a volume counts once
+    assert (found.wholes, found.gains) == (1, pytest.approx(gains))
 
 
 class ByVolumes(Routed):
@@ -145,11 +150,11 @@ def test_fedsm_counts_slices_or_volumes_as_the_task_decides(task: Any, route: st
     slices = replace(batch([2.0, 0.1], [0.0, 0.0]), volume="scan")
     here = replace(site(slices, roster=["ada", "bea"]), task=task)
     selector = Weights({"weight": torch.tensor([[0.5], [-0.5]])})
-    method = FedSM(route=route, tuned_by=tuned_by)
+    method = FedSM(route=route, tuned_by=tuned_by, selector_training="synchronised")
     trial = method.Release(line(10.0), {"ada": line(1.0), "bea": line(2.0)}, selector, 0.0, "ada")
     got = method.Downlink(None, None, None, None, None, trial)
     uplink, _ = method.train(here, method.remember(here), got, Round(3, "calibrate", 0, 1))
-    assert uplink.cases == cases
+    assert uplink.calibration is not None and uplink.calibration.cases == cases
 
 
 def test_the_ends_of_the_tally_are_all_personal_and_all_global(federation: Path, tmp_path: Path) -> None:
@@ -161,19 +166,26 @@ def test_the_ends_of_the_tally_are_all_personal_and_all_global(federation: Path,
     personal = {name: task.initial(draw=i + 1) for i, name in enumerate(SIZES)}
     router = NetworkRouter(task, task.initial("selector", labels=list(SIZES)), list(SIZES))
     model = SuperModel(task, task.initial(), personal, router, 0.0, "bea")
-    sums, cases = calibration(model, here, "slice")
+    found = calibration(model, here, "slice")
     (valid,) = here.data.whole("valid", 10)
     for gamma, at in ((0.0, 0), (1.0, -1)):
         model.confidence = gamma
         output = model.answer(valid.images).output
         dice = [task.score(output[i], valid.truth[i], False)[0].value for i in range(len(valid.cases))]
-        assert sums[at] == pytest.approx(sum(dice))
-    assert cases == 3
+        assert found.scores[at] == pytest.approx(sum(dice))
+    assert found.cases == 3
 
 
-def tally(**better: float) -> tuple[tuple[float, ...], int]:
+def of(scores: tuple[float, ...], cases: int, spread: float = 0.0) -> Calibration:
+    """Sums of so many cases, whose gains have this standard deviation (of the sample) for every γ."""
+    gains = tuple(score - scores[-1] for score in scores)
+    squares = tuple(gain**2 / max(1, cases) + spread**2 * (cases - 1) for gain in gains)
+    return Calibration(cases, scores, cases, gains, squares)
+
+
+def tally(**better: float) -> Calibration:
     """Ten for every γ, more for those named `g0_9=12`."""
-    return tuple(better.get(f"g{gamma:g}".replace(".", "_"), 10.0) for gamma in GRID), 20
+    return of(tuple(better.get(f"g{gamma:g}".replace(".", "_"), 10.0) for gamma in GRID), 20)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +198,7 @@ def tally(**better: float) -> tuple[tuple[float, ...], int]:
         ([tally(g0_5=12.0, g0_6=12.0)], 0.5),  # of two, the lower
         ([tally()], 0.9),  # all alike: the middle of the grid
         ([tally(g0=12.0)], 0.0),
-        ([tally(g1=12.0), ((0.0,) * len(GRID), 0)], 1.0),  # a site without cases says nothing
+        ([tally(g1=12.0), NOTHING], 1.0),  # a site without cases says nothing
     ],
 )
 def test_the_best_gamma_on_validation_over_sites(tallies: list[Any], expected: float) -> None:
@@ -195,7 +207,7 @@ def test_the_best_gamma_on_validation_over_sites(tallies: list[Any], expected: f
 
 def test_sites_count_alike_whatever_their_number_of_cases() -> None:
     """γ = 0 is best pooled: 40 + 0 against 30 + 1. Over sites it is worse than the global model: .5 against .875."""
-    large, small = ((40.0,) * 12 + (30.0,), 40), ((0.0,) * 12 + (1.0,), 1)
+    large, small = of((40.0,) * 12 + (30.0,), 40), of((0.0,) * 12 + (1.0,), 1)
     for rule in ("sites", "pooled"):  # neither takes a γ that is worse over sites than the global model
         assert chosen_confidence([large, small], rule) == 1.0
         assert chosen_confidence([large], rule) < 1.0  # type: ignore[operator]
@@ -204,15 +216,46 @@ def test_sites_count_alike_whatever_their_number_of_cases() -> None:
 def test_the_rule_of_0_1_takes_the_best_pooled_mean() -> None:
     """γ = .5: 40 of 40 and .1 of 1, pooled 40.1, over sites .55. γ = .9: 30 and 1, pooled 31, over sites .875."""
     large, small = (
-        ((20.0, 20.0, 40.0, *(20.0,) * 3, 30.0, *(20.0,) * 6), 40),
-        ((0.5, 0.5, 0.1, *(0.5,) * 3, 1.0, *(0.5,) * 6), 1),
+        of((20.0, 20.0, 40.0, *(20.0,) * 3, 30.0, *(20.0,) * 6), 40),
+        of((0.5, 0.5, 0.1, *(0.5,) * 3, 1.0, *(0.5,) * 6), 1),
     )
     assert chosen_confidence([large, small], "pooled") == 0.5
     assert chosen_confidence([large, small], "sites") == 0.9
 
 
 def test_nobody_with_validation_cases() -> None:
-    assert chosen_confidence([((0.0,) * len(GRID), 0)], "sites") is None
+    assert chosen_confidence([NOTHING], "sites") is None
+
+
+@pytest.mark.parametrize(
+    ("spread", "errors", "expected"),
+    [
+        # 9 cases at one site gain .1 each at γ = .5, 16 at the other nothing. The mean over sites is .05, its error
+        # with a spread of s is s · √(1/9 + 1/16) / 2 = s · 5/24: .05 at s = .24
+        (0.23, 1.0, 0.5),
+        (0.25, 1.0, 1.0),
+        (0.25, 0.9, 0.5),
+        (0.25, 0.0, 0.5),
+        (10.0, 0.0, 0.5),
+    ],
+)
+def test_a_gamma_whose_gain_may_be_chance_is_not_chosen(spread: float, errors: float, expected: float) -> None:
+    scores = tuple(5.4 if gamma == 0.5 else 4.5 if gamma == 1.0 else 4.0 for gamma in GRID)
+    lower = tuple(8.0 if gamma in (0.5, 1.0) else 7.0 for gamma in GRID)
+    assert chosen_confidence([of(scores, 9, spread), of(lower, 16, spread)], "sites", errors) == expected
+
+
+@pytest.mark.parametrize(("gains", "expected"), [((0.3, 0.1), 0.0), ((0.3, -0.1), 1.0)])
+def test_with_one_case_at_every_site_the_spread_is_that_of_the_sites(gains: Any, expected: float) -> None:
+    """Gains .3 and .1: mean .2, error √(.02 · 2) / 2 = .1. Gains .3 and −.1: mean .1, error .2."""
+    found = [of((0.5 + gain, *(0.0,) * 11, 0.5), 1) for gain in gains]
+    assert chosen_confidence(found, "sites", 1.0) == expected
+
+
+def test_gamma_needs_no_gain_where_it_changes_nothing() -> None:
+    """A selector that is never sure enough for γ ≥ .9: these γ are the global model for all, and as certain."""
+    scores = tuple(4.0 if gamma < 0.9 else 5.0 for gamma in GRID)
+    assert chosen_confidence([of(scores, 10)], "sites", 1.0) == 0.99
 
 
 def test_the_grid_reaches_from_never_to_always() -> None:
