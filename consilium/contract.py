@@ -226,10 +226,13 @@ def keeps_its_inputs(study: Study, runs: Path) -> None:
     assert digest(released) == shown, "deploy changed the release"
 
 
-def declares_its_uplinks(study: Study, runs: Path, every_round: bool = False) -> None:
-    """`blank` has the shapes and types of the real uplink, in the first and the last round."""
+def declares_its_uplinks(study: Study, runs: Path) -> None:
+    """`blank` has the shapes and types of the real uplink: in the first and the last round, or, with phases after
+    training, whose orders need what came before, in every round.
+    """
     stage = Stage(study, runs)
     site = next(iter(stage.workers))
+    every_round = not stage.method.phases(study.plan.rounds)[-1].counts
     for index in range(len(stage.rounds)) if every_round else (0, len(stage.rounds) - 1):
         order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
         got: Any = unflatten(
