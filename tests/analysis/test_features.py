@@ -13,7 +13,8 @@ from torch import nn
 from consilium.analysis.features import laid_out, selector_features, separation
 from consilium.analysis.opening import Runs
 from consilium.errors import UserError
-from consilium.methods.routers import NetworkRouter, penultimate
+from consilium.learning.discriminant import probabilities
+from consilium.methods.routers import DiscriminantRouter, penultimate
 from tests.toy import SIZES
 
 SITES = ["ada"] * 12 + ["bea"] * 12 + ["cid"] * 12
@@ -65,7 +66,7 @@ def test_the_input_of_the_last_linear_layer() -> None:
 
 
 def test_features_of_a_run_give_back_its_selections(finished: Mapping[str, Path]) -> None:
-    """The last layer on top of the features is the selector."""
+    """The distances between the features and the sites' means give the selector's probabilities."""
     (run,) = Runs([finished["guest"]]).opened
     found = selector_features(run)
     assert len(found.seen) == sum(map(sum, SIZES.values()))
@@ -73,8 +74,10 @@ def test_features_of_a_run_give_back_its_selections(finished: Mapping[str, Path]
     worker = run.worker("bea")
     model = run.super_model(worker)
     (batch,) = worker.site.data.whole("test", 16)
-    assert isinstance(model.router, NetworkRouter)
-    weight, bias = list(model.router.weights.values())[-2:]
+    router = model.router
+    assert isinstance(router, DiscriminantRouter)
+    means = router.space.whitened(router.space.means, router.found.shrinkage)
     rows = [i for i, one in enumerate(found.seen) if (one.site, one.split) == ("bea", "test")]
-    scores = torch.from_numpy(found.values[rows]).float() @ weight.T + bias
-    assert torch.allclose(scores.softmax(1), model.routes(batch.images).chances, atol=1e-6)
+    gaps = torch.from_numpy(found.values[rows]).double()[:, None] - means[None]
+    chances = probabilities(gaps.square().sum(2), router.found.temperature)
+    assert torch.allclose(chances.float(), model.routes(batch.images).chances, atol=1e-5)

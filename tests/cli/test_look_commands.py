@@ -65,7 +65,7 @@ def test_what_leaves_in_a_study_is_said_with_sizes(federation: Path, tmp_path: P
     unit = {"B": 1e-3, "kB": 1.0}
     total = float(train.partition(" kB")[0])
     fields = {words[0]: float(words[1]) * unit[words[2]] for words in map(str.split, train.splitlines()[1:])}
-    assert {"global", "personal", "selector", "loss"} <= fields.keys()
+    assert {"global", "personal", "loss"} <= fields.keys()
     assert sum(fields.values()) == pytest.approx(total, rel=0.02)
     told = json.loads(call("methods", "--study", tmp_path / "toy.toml", "--json").out)
     assert told["hospitals"] == 3

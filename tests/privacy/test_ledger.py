@@ -121,7 +121,7 @@ def test_a_run_writes_what_every_site_spent(federation: Path, tmp_path: Path) ->
     assert 2.9 < total(found, 1e-5) <= 3.0
     told = totals(found, 1e-5)
     assert (told["accountant"], told["draws"]) == ("rdp", 13)
-    assert told["unprotected"] == ["cases", "numbers of cases", "routing", "scores", "steps"]
+    assert told["unprotected"] == ["calibration", "numbers of cases", "routing", "scores", "steps"]
     assert done.summary["privacy"]["epsilon"] == pytest.approx(3.0, abs=0.05)
     assert done.summary["privacy"]["unit"] == "patient"
 
