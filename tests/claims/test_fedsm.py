@@ -88,19 +88,17 @@ def demo(place: Path) -> SuiteResult:
     return trained(place, "demo", "retina", ["pooled", "local", "fedavg", "fedsm"], ROUNDS, DEMO_PULL)
 
 
-CLOSED = f'{DEMO_PULL}\n"method.selector_training" = "discriminant"'
-
-
 @pytest.fixture(scope="session")
 def early(place: Path) -> SuiteResult:
-    """FedSM with its selector in closed form, after few rounds; else as in the demo."""
-    return trained(place, "early", "retina", ["fedsm"], EARLY, CLOSED)
+    """FedSM after few rounds; else as in the demo."""
+    return trained(place, "early", "retina", ["fedsm"], EARLY, DEMO_PULL)
 
 
 @pytest.fixture(scope="session")
-def closed(place: Path) -> SuiteResult:
-    """The same after many rounds."""
-    return trained(place, "closed", "retina", ["fedsm"], ROUNDS, CLOSED)
+def network(place: Path) -> SuiteResult:
+    """FedSM with a network as selector; else as in the demo."""
+    rest = f'{DEMO_PULL}\n"method.selector_training" = "synchronised"'
+    return trained(place, "network", "retina", ["fedsm"], ROUNDS, rest)
 
 
 @pytest.fixture(scope="session")
@@ -167,8 +165,8 @@ def test_the_discriminant_routes_after_few_rounds(early: SuiteResult, tell: Tell
     routes_right(early, EARLY, tell)
 
 
-def test_the_discriminant_routes_after_many_rounds(closed: SuiteResult, tell: Tell) -> None:
-    routes_right(closed, ROUNDS, tell)
+def test_the_discriminant_routes_after_many_rounds(demo: SuiteResult, tell: Tell) -> None:
+    routes_right(demo, ROUNDS, tell)
 
 
 def routes_right(result: SuiteResult, rounds: int, tell: Tell) -> None:
@@ -179,9 +177,9 @@ def routes_right(result: SuiteResult, rounds: int, tell: Tell) -> None:
         assert sites["site_mean"] >= 0.95
 
 
-def test_the_super_model_keeps_up_with_its_parts(closed: SuiteResult, tell: Tell) -> None:
+def test_the_super_model_keeps_up_with_its_parts(demo: SuiteResult, tell: Tell) -> None:
     """Within 0.005 of its own personal models at home on test, and on validation not below its own global model."""
-    for run in entrant(closed, "FedSM").runs:
+    for run in entrant(demo, "FedSM").runs:
         test, valid = (
             {m: found["dice"]["mean"]["site_mean"] for m, found in summarise(run.best_rows, split).items()}
             for split in ("test", "valid")
@@ -195,9 +193,9 @@ def test_the_super_model_keeps_up_with_its_parts(closed: SuiteResult, tell: Tell
 
 
 def test_a_network_learns_to_route_in_step_and_collapses_as_printed(
-    demo: SuiteResult, as_printed: SuiteResult, tell: Tell
+    network: SuiteResult, as_printed: SuiteResult, tell: Tell
 ) -> None:
-    right = {name: _routed(result) for name, result in (("synchronised", demo), ("paper", as_printed))}
+    right = {name: _routed(result) for name, result in (("synchronised", network), ("paper", as_printed))}
     for name, (share, low, high) in right.items():
         tell(f"images routed to their own site, {name}: {share:.3f} (95 % interval {low:.3f} to {high:.3f})")
     assert right["synchronised"][0] >= 0.9  # 0.95 was asked and 0.944 seen: docs/results.md
