@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,22 +52,28 @@ def peak_memory_mb() -> float:
 
 def origin() -> dict[str, Any]:
     """Versions, commit and machine, for whoever wants to repeat the run."""
-    packages = ("torch", "monai", "numpy", "safetensors", "nibabel", "SimpleITK")
-    versions = {"consilium": __version__, "python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     machine = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
     return {
-        "versions": versions,
+        "versions": {"consilium": __version__, "python": platform.python_version(), **_versions()},
         "commit": _commit(),
         "machine": machine,
         "MKL_CBWR": os.environ.get("MKL_CBWR", ""),
     }
 
 
+@cache
+def _versions() -> dict[str, str]:
+    """Of the packages that decide the numbers, as far as they are installed."""
+    found = {}
+    for package in ("torch", "monai", "numpy", "safetensors", "nibabel", "SimpleITK"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache  # of the code that this process runs
 def _commit() -> str:
     git = shutil.which("git")
     if not git:

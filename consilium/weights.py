@@ -46,6 +46,17 @@ class Weights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    @torch.no_grad()
+    def copy_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the weights into a network's own tensors; faster than `load_state_dict`, which walks its modules."""
+        if self.keys() != tensors.keys():
+            raise ValueError(f"weights of another network: {sorted(self.keys() ^ tensors.keys())[:3]}")
+        for name, tensor in tensors.items():
+            given = self[name]
+            if given.shape != tensor.shape:
+                raise ValueError(f"'{name}' is {tuple(given.shape)}, where the network has {tuple(tensor.shape)}")
+            tensor.copy_(given)
+
     def forget(self, name: str) -> None:
         """Free the memory of a large tensor that can be read from its file again."""
         if forget := getattr(self._tensors, "forget", None):

@@ -35,8 +35,8 @@ class CaseFiles:
         return self.place / text
 
     def fault(self, column: str, text: str) -> str:
-        stack, place = stack_of(Path(text))
-        if place is None:
+        stack, place = stack_of(Path(text)) if "#" in text else (None, None)
+        if stack is None or place is None:
             sentence = self._fault(text)
         else:  # thousands of cases may lie in one file
             file = stack.as_posix()
@@ -51,20 +51,24 @@ class CaseFiles:
             return f'{text!r} needs a root; write root = "/path/to/the/files" into site.toml.'
         if _ABSOLUTE.match(inner) or ".." in re.split(r"[/\\]", inner):
             return f"{text!r} leaves the site's folder; write a path relative to it, without '..'."
-        full = self.path(text)
-        if not suffix_of(Path(text)):
-            if series_of(full)[0].is_dir():
-                return self._series_fault(text, full)
-            formats = f"{', '.join(IMAGE_SUFFIXES)}, or the folder of a DICOM series"
-            return f"{text!r} is not of an accepted format; use one of {formats}."
+        if text.lower().endswith(IMAGE_SUFFIXES):  # making a Path takes longer than looking at the file
+            file = os.path.join(self.place if inner == text or self.root is None else self.root, inner)
+        else:
+            full = self.path(text)
+            if not suffix_of(Path(text)):
+                if series_of(full)[0].is_dir():
+                    return self._series_fault(text, full)
+                formats = f"{', '.join(IMAGE_SUFFIXES)}, or the folder of a DICOM series"
+                return f"{text!r} is not of an accepted format; use one of {formats}."
+            file = str(full)
         try:
-            status = os.lstat(full)
+            status = os.lstat(file)
         except (OSError, ValueError):
             remedy = "write '/' between folders" if "\\" in text else "correct the path, or copy the file there"
             return f"{text!r} does not exist; {remedy}."
-        if not self._is_inside(full, stat.S_ISLNK(status.st_mode)):
+        if not self._is_inside(file, stat.S_ISLNK(status.st_mode)):
             return f"{text!r} is a link that leaves {self._places()}; copy the file into it."
-        if not stat.S_ISREG(status.st_mode) and not full.is_file():
+        if not stat.S_ISREG(status.st_mode) and not os.path.isfile(file):
             return f"{text!r} is not a file; give the path of the image itself."
         return ""
 
@@ -77,10 +81,10 @@ class CaseFiles:
             return f"{text!r} {error.sentence}"
         return ""
 
-    def _is_inside(self, full: Path, is_link: bool) -> bool:
+    def _is_inside(self, file: str, is_link: bool) -> bool:
         if is_link:
-            return self._within(os.path.realpath(full))
-        parent = os.path.dirname(full)
+            return self._within(os.path.realpath(file))
+        parent = os.path.dirname(file)
         if parent not in self.safe:
             self.safe[parent] = self._within(os.path.realpath(parent))
         return self.safe[parent]

@@ -99,8 +99,9 @@ def _seal(
     if rows and not any(row.model == model for row in rows):  # a phase before the method's headline model exists
         model = rows[0].model
     facts: dict[str, Any] = {}
+    meant = with_label_mean(rows)
     for split in ("valid", "test"):
-        entry = summarise(with_label_mean(rows), split).get(model, {}).get(metric, {}).get("mean", {})
+        entry = summarise(meant, split).get(model, {}).get(metric, {}).get("mean", {})
         facts[split] = {"site_mean": entry.get("site_mean"), "sites": entry.get("sites", {})}
     if phase in ENDS:
         facts["unscored"] = sorted(missing)

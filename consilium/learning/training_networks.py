@@ -20,15 +20,8 @@ class TrainingNetwork:
         self.parameters = dict(module.named_parameters())
         self._tensors = dict(module.state_dict())  # the module's own, not copies
 
-    @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        if weights.keys() != self._tensors.keys():
-            raise ValueError(f"weights of another network: {sorted(weights.keys() ^ self._tensors.keys())[:3]}")
-        for name, tensor in self._tensors.items():
-            given = weights[name]
-            if given.shape != tensor.shape:
-                raise ValueError(f"'{name}' is {tuple(given.shape)}, where the network has {tuple(tensor.shape)}")
-            tensor.copy_(given)
+        weights.copy_into(self._tensors)
         self.clear()
 
     def clear(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypedDict
 
@@ -42,8 +41,9 @@ def with_label_mean(rows: Iterable[ScoreRow]) -> list[ScoreRow]:
     for row in rows:
         if row.label and row.metric != EMPTY:
             cases[_case_of(row)][row.label] = row
-    without = [list(found.values()) for found in cases.values() if MEAN not in found]
-    return rows + [replace(found[0], label=MEAN, value=exact_mean(row.value for row in found)) for found in without]
+    without = ((case, found.values()) for case, found in cases.items() if MEAN not in found)
+    means = ((case, exact_mean(row.value for row in found)) for case, found in without)
+    return rows + [ScoreRow(*(*place, MEAN, metric, value)) for (*place, metric), value in means]
 
 
 def summarise(rows: Sequence[ScoreRow], split: str) -> Summary:

@@ -17,6 +17,7 @@ class _LoadedNetwork:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
+        self.tensors = dict(network.state_dict())  # the network's own, not copies
         self.held: Weights | None = None
 
 
@@ -32,7 +33,8 @@ def loaded(task: Task, weights: Weights, kind: str, labels: Sequence[str] | None
     """The task's network in evaluation mode with these weights."""
     place = inference_network(task, kind, None if labels is None else tuple(labels))
     if place.held is not weights:
-        place.network.load_state_dict(dict(weights))
+        place.held = None  # until all of it is there
+        weights.copy_into(place.tensors)
         place.held = weights
     return place.network
 
