@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +15,12 @@ from consilium.errors import RunError, StudyError
 from consilium.federation.admin import for_federation
 from consilium.federation.site_job import open_hospital
 from consilium.hospital import Hospital
-from consilium.messages import REASONS, Request
+from consilium.messages import REASONS, Envelope, Request
 from consilium.run_folder import RunFolder
 from consilium.study import Study
+from consilium.tree import Packet
 from consilium.wires.flare import Body, FlareAnswer, FlareWire, RestartJob
+from consilium.wires.site_wire import Returned
 from tests.federation.test_service_and_wire import Direct, deploy, events, index_of
 from tests.toy import SIZES, toy_study
 
@@ -32,7 +34,8 @@ def hospitals(federation: Path, tmp_path: Path) -> dict[str, Hospital]:
 
 
 def run(study: Study, folder: RunFolder, line: Direct) -> None:
-    engine.run(study, FlareWire(study, folder, line), folder)
+    wire = Telling if isinstance(line, Hanging) else FlareWire
+    engine.run(study, wire(study, folder, line), folder)
 
 
 def begun(study: Study, to: Path) -> tuple[Study, RunFolder]:
@@ -105,40 +108,57 @@ class Hanging(Direct):
         self.asked: Counter[str] = Counter()
         self.hangs = {"cid"}
         self.speaks: set[str] = set()
-        self.free = {name: threading.Event() for name in hospitals}
         self.asked_again = threading.Event()  # cid, after it hung
         self.now = 0.0  # seconds, for a server that reads this clock
-        self.answered: dict[int, set[str]] = {}  # in every round, as its index
-        self.looks: Counter[int] = Counter()  # of the server, after all who do not hang have answered
+        self.round = -1  # the index of the round that the server is in
+        self.open: set[str] = set()  # whose answers to its orders the server has not taken
+        self.hung: dict[str, int] = {}  # a hanging site's last order, by the index of its round
+        self.closed = dict.fromkeys(hospitals, -1)  # a site's last order that nobody waits for any more, likewise
+        self.changed = threading.Condition()
 
     def ask(self, site: str, request: Request, body: Body, seconds: float, room: int) -> FlareAnswer:
         if request.do != "train":
             return super().ask(site, request, body, seconds, room)
+        hangs = site in self.hangs  # before it counts: a test may change who hangs by who was asked
         self.asked[site] += 1
-        if site in self.hangs:
-            self.free[site].clear()
-            self.free[site].wait(300)
+        if hangs:
+            with self.changed:
+                self.hung[site] = index_of(request)
+                self.changed.wait_for(lambda: self.closed[site] >= index_of(request), 300)
             return FlareAnswer.of("late")
         if site == "cid":
             self.asked_again.set()
-        answer = super().ask(site, request, body, seconds, room)
-        self.answered.setdefault(index_of(request), set()).add(site)
-        return answer
+        return super().ask(site, request, body, seconds, room)
 
     def stopped(self) -> bool:
         """Asked at every look of the server: a deadline passes when only hanging sites are left to wait for."""
-        last = max(self.answered, default=0)
-        if self.hangs and self.answered.get(last) == set(SIZES) - self.hangs:
-            self.looks[last] += 1
-            self.now += 10.0 if self.looks[last] == 3 else 0.0  # by then the server has taken their answers
+        if self.open and self.open == {site for site in self.hangs if self.hung.get(site) == self.round}:
+            self.now += 10.0
         return False
 
     def give_up(self, site: str) -> None:
-        self.free[site].set()
+        with self.changed:
+            self.closed[site] = self.round
+            self.changed.notify_all()
 
     def heard(self) -> set[str]:
         found, self.speaks = self.speaks, set()
         return found
+
+
+class Telling(FlareWire):
+    """A server that tells such a line which answers it has taken."""
+
+    line: Hanging
+
+    def exchange(self, do: str, packets: Mapping[str, Packet], head: Envelope) -> Iterator[tuple[str, Returned]]:
+        if do == "train":
+            self.line.round, self.line.open = head.round.index, set(packets)
+        return super().exchange(do, packets, head)
+
+    def _returned(self, do: str, name: str, answer: FlareAnswer, room: int) -> Returned:
+        self.line.open.discard(name)
+        return super()._returned(do, name, answer, room)
 
 
 @pytest.mark.federation
