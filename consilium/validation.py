@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -36,12 +37,18 @@ def check_settings(study: Study) -> None:
         check_averaging(study.method)
 
 
+# Parameters × pixels of one batch, a tenth of a second. A larger network is tried without numbers: torch then imports
+# its compiler, which takes a second by itself.
+_QUICK = 10**9
+
+
 def check_size(study: Study) -> None:
-    """Refuse images that the network cannot take, before any site tries; without numbers, so it costs nothing.
+    """Refuse images that the network cannot take, before any site tries.
 
     A network that this machine cannot hold is refused too: the server starts it, and a simulation trains it.
     """
-    weights = sum(tensor.nbytes for tensor in study.task.shape().values())
+    shape = study.task.shape().values()
+    weights = sum(tensor.nbytes for tensor in shape)
     if weights > machine_memory():
         raise StudyError(
             f"the study's network takes {weights} bytes, and this machine has {machine_memory()} bytes of memory; "
@@ -50,9 +57,10 @@ def check_size(study: Study) -> None:
     size = study.task_fields.patch or study.preprocess.size
     if not size:  # images keep their own sizes
         return
+    quick = 2 * math.prod(size) * sum(tensor.numel() for tensor in shape) <= _QUICK
     try:
-        with torch.device("meta"):
-            study.task.network()(torch.empty(2, study.seen.channels, *size))
+        with torch.device("cpu" if quick else "meta"), torch.random.fork_rng(devices=[]), torch.no_grad():
+            study.task.network()(torch.zeros(2, study.seen.channels, *size))
     except (ValueError, RuntimeError) as error:
         if "meta" in str(error) or isinstance(error, NotImplementedError):  # a layer that needs numbers
             return
