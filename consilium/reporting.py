@@ -92,7 +92,7 @@ def live_examples(run: Path) -> tuple[tuple[tuple[str, bytes], ...], tuple[tuple
         (
             f"{one.site}, by the {_called(one.model)}; Dice "
             + ", ".join(f"{label} {value:.2f}" for label, value in one.dice.items()),
-            style.to_bytes(figures.overlay(one.image, one.truth, one.prediction), "png", dpi=120),
+            style.picture_bytes(figures.overlay(one.image, one.truth, one.prediction), dpi=120),
         )
         for one in shown
     )

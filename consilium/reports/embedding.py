@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from consilium.reports.style import to_bytes
+from consilium.reports.style import picture_bytes, to_bytes
 from consilium.reports.table_texts import csv_table, latex_table
 from consilium.reports.tables import TextCell
 
@@ -46,7 +46,8 @@ def embedded(
     figure: Figure, alt: str, kind: Literal["svg", "png"] = "svg", caption: str = "", dpi: int = 144
 ) -> EmbeddedImage:
     width = round(96 * float(figure.get_size_inches()[0]))
-    return EmbeddedImage(data_uri(to_bytes(figure, kind, dpi), MEDIA[kind]), alt, width, caption)
+    made = to_bytes(figure, kind, dpi) if figure.axes else picture_bytes(figure, dpi)
+    return EmbeddedImage(data_uri(made, MEDIA[kind]), alt, width, caption)
 
 
 def data_uri(data: bytes, media: str) -> str:

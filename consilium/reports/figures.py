@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.reports.style import BOUND, INK, WIDTH, as_picture, bare, label_colour, outline, sheet
+from consilium.reports.style import BOUND, INK, WIDTH, as_picture, bare, label_colour, outline_of, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,18 +173,23 @@ def overlay(
     image: NDArray[Any], truth: Mapping[str, NDArray[np.bool_]], prediction: Mapping[str, NDArray[np.bool_]]
 ) -> Figure:
     """An image (H, W) or (H, W, 3), nothing around it; a colour per label, the truth solid, the prediction dashed."""
+    from matplotlib.figure import Figure
+    from matplotlib.image import BboxImage
+    from matplotlib.transforms import Affine2D
+
     height, width = image.shape[:2]
-    with sheet(height=2.4 * height / width, width=2.4) as figure:
-        axes = figure.subplots()
-        figure.set_layout_engine("none")
-        axes.set_position((0, 0, 1, 1))
-        axes.imshow(as_picture(image), cmap="gray", vmin=0, vmax=1, aspect="auto")
-        for i, label in enumerate(truth):
-            outline(axes, truth[label], label_colour(i), "solid")
-            if label in prediction:
-                outline(axes, prediction[label], label_colour(i), "dashed")
-        axes.set_axis_off()
-        return figure
+    figure = Figure(figsize=(2.4, 2.4 * height / width))  # no axes: to make them takes longer than to draw
+    picture, shown = BboxImage(figure.bbox, origin="upper"), as_picture(image)
+    picture.set_data(shown if shown.ndim == 3 else np.repeat(shown[..., None], 3, axis=2))
+    figure.add_artist(picture)
+    placed = Affine2D().translate(0.5, 0.5).scale(1 / width, -1 / height).translate(0, 1) + figure.transFigure
+    for i, label in enumerate(truth):
+        for masks, dash in ((truth, "solid"), (prediction, "dashed")):
+            if label in masks and masks[label].any():
+                lines = outline_of(masks[label], label_colour(i), dash)
+                lines.set_transform(placed)
+                figure.add_artist(lines)
+    return figure
 
 
 def dice(truth: NDArray[np.bool_], prediction: NDArray[np.bool_]) -> float:

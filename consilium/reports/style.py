@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
 
@@ -69,6 +70,16 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"] = "svg", dpi: int = 144
     return stream.getvalue()
 
 
+def picture_bytes(figure: Figure, dpi: int = 144) -> bytes:
+    """A figure without axes as a PNG file, drawn once; `savefig` draws it twice to lay it out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    stream = io.BytesIO()
+    figure.set_dpi(dpi)
+    FigureCanvasAgg(figure).print_png(stream, metadata={"Software": None})
+    return stream.getvalue()
+
+
 @contextmanager
 def sheet(height: float, width: float = WIDTH) -> Iterator[Figure]:
     import matplotlib
@@ -109,11 +120,18 @@ def as_picture(image: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def outline(axes: Axes, mask: NDArray[np.bool_], colour: str, dash: str) -> None:
-    if not mask.any():
-        return
+    if mask.any():
+        axes.add_collection(outline_of(mask, colour, dash), autolim=False)
+
+
+def outline_of(mask: NDArray[np.bool_], colour: str, dash: str) -> LineCollection:
+    """Halfway between the pixels of a mask (H, W) and the others, in pixels; a fourth of the time of `Axes.contour`."""
+    from contourpy import contour_generator
+    from matplotlib.collections import LineCollection
     from matplotlib.patheffects import withStroke
 
     padded = np.pad(mask.astype(float), 1)  # so that a structure at the border has a closed outline
     rows, columns = np.arange(-1, mask.shape[0] + 1), np.arange(-1, mask.shape[1] + 1)
-    lines = axes.contour(columns, rows, padded, levels=[0.5], colors=[colour], linestyles=dash, linewidths=1.4)
-    lines.set_path_effects([withStroke(linewidth=2.4, foreground="#00000088")])
+    lines: list[NDArray[np.float64]] = contour_generator(columns, rows, padded).lines(0.5)  # type: ignore[assignment]
+    stroke = withStroke(linewidth=2.4, foreground="#00000088")
+    return LineCollection(lines, colors=[colour], linestyles=dash, linewidths=1.4, path_effects=[stroke])

@@ -84,7 +84,7 @@ def test_overlays_of_any_image(shape: tuple[int, ...], kind: type) -> None:
     truth = {"disc": mask, "cup": mask & False, "all": mask | True}
     figure = figures.overlay(image, truth, {"disc": mask, "cup": mask})
     assert style.to_bytes(figure, "png").startswith(b"\x89PNG")
-    drawn = [str(to_hex(lines.get_edgecolor()[0])).upper() for lines in figure.axes[0].collections]
+    drawn = [str(to_hex(lines.get_edgecolor()[0])).upper() for lines in figure.artists[1:]]  # the image is first
     disc, cup, every = map(style.label_colour, range(3))
     assert drawn == [disc, disc, cup, every]  # a colour per label; the empty truth of the cup has no outline
 
