@@ -94,6 +94,7 @@ class _View:
         self.now = {site: own[part] for site, own in updates.items() if part in own}
         self.past = {site: history.of(phase, site, part) for site in self.now}
         self.n = {site: roster[site].n for site in self.now}
+        self._turns = {site: self._cosine(site) for site in self.now if self.past[site].lengths}
 
     def faults(self, site: SiteName) -> Iterator[str]:
         """Everything that is odd about a site's update, in words."""
@@ -114,7 +115,7 @@ class _View:
         may grow as much, but they stay short beside the model.
         """
         update = self.now[site]
-        if update.length <= (DWARFS * update.size if update.start else STEEP):
+        if update.length <= (DWARFS * update.size if update.started else STEEP):
             return False
         others = [other for other in self.now if other != site]
         if len(self.past[site].lengths) >= KNOWN:
@@ -157,7 +158,7 @@ class _View:
     def _turned(self, site: SiteName) -> bool:
         """Its cosine would be minus the usual one; a gradient, or what keeps no direction, may turn."""
         turns = self.past[site].turns[-WINDOW:]
-        if not self.now[site].start or len(self.past[site].lengths) < KNOWN:
+        if not self.now[site].started or len(self.past[site].lengths) < KNOWN:
             return False
         turn, usual = self._turn(site), statistics.median(turns)
         return (
@@ -181,6 +182,10 @@ class _View:
         return math.log(self.now[site].length) - statistics.median(self.past[site].lengths[-WINDOW:])
 
     def _turn(self, site: SiteName) -> float:
+        return self._turns[site]
+
+    def _cosine(self, site: SiteName) -> float:
+        """With the direction of its latest updates."""
         return cosines(self.now[site].sketch[None], sum_of_units(self.past[site].sketches.latest(WINDOW)))[0]
 
     def _repeated(self, site: SiteName) -> bool:

@@ -34,7 +34,7 @@ class Update:
     sketch: Tensor  # (WIDTH,) float32
     seal: str  # the same for parts that were sent the same: their squared length, to the last bit
     blur: float  # what rounding to float32 can do to the length
-    start: str = ""  # the digest of where the site began; empty: the part is itself a change
+    started: bool = False  # the site began from weights that are known here; False: the part is itself a change
 
     @property
     def size(self) -> float:
@@ -58,11 +58,11 @@ def _update(part: Weights, start: Weights | None) -> Update:
         size += sent.dot(sent).item()
         total += moved.sum().item()
         sketch += _summed(moved, number)
-        count += len(sent)
+        count += sent.numel()
     length = math.sqrt(squares)
     shift = abs(total) / (math.sqrt(count) * length) if length else 0.0
-    began = start.digest if start is not None else ""
-    return Update(length, min(1.0, shift), sketch.float(), size.hex(), math.sqrt(size) * 2.0**-23, began)
+    blur = math.sqrt(size) * 2.0**-23
+    return Update(length, min(1.0, shift), sketch.float(), size.hex(), blur, start is not None)
 
 
 def _pieces(part: Weights, start: Weights | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -74,13 +74,15 @@ def _pieces(part: Weights, start: Weights | None) -> Iterator[tuple[Tensor, Tens
             continue  # counters, which nobody averages
         after = tensor.reshape(-1)
         before = start[name].reshape(-1) if start is not None and name in start else None
-        for first in range(0, len(after), PIECE):
-            place = slice(first, first + PIECE)
-            if held + len(after[place]) > PIECE:
+        whole = after.numel()
+        for first in range(0, whole, PIECE):
+            many, all_of_it = min(PIECE, whole - first), whole <= PIECE
+            if held + many > PIECE:
                 yield _joined(rows)
                 rows, held = [], 0
-            rows.append((after[place], None if before is None else before[place]))
-            held += len(after[place])
+            place = slice(first, first + many)
+            rows.append((after, before) if all_of_it else (after[place], None if before is None else before[place]))
+            held += many
     if rows:
         yield _joined(rows)
 
@@ -95,8 +97,8 @@ def _joined(rows: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tenso
 
 def _summed(piece: Tensor, number: int) -> Tensor:
     """A piece's share of the sketch; where its sums begin depends on its place, so that no two pieces add alike."""
-    signed = piece * _signs()[: len(piece)]
-    rows = torch.nn.functional.pad(signed, (0, -len(piece) % WIDTH)).view(-1, WIDTH)
+    signed = piece * _signs()[: piece.numel()]
+    rows = torch.nn.functional.pad(signed, (0, -piece.numel() % WIDTH)).view(-1, WIDTH)
     return rows.sum(0).roll(derive(0, "sketch", number) % WIDTH)
 
 

@@ -68,22 +68,22 @@ def test_a_merged_state_that_nobody_could_go_on_from_is_not_kept(
     assert run_with(study, tmp_path, lambda site, count, answer: answer).finished  # and the run can go on
 
 
-def update(length: float, sent: float, start: str) -> Update:
-    return Update(length, 0.0, torch.ones(WIDTH), str(length), sent * 2.0**-23, start)
+def update(length: float, sent: float, started: bool) -> Update:
+    return Update(length, 0.0, torch.ones(WIDTH), str(length), sent * 2.0**-23, started)
 
 
 @pytest.mark.parametrize(
     ("own", "absurd"),
     [
-        (update(1e5, 1e5, "model"), True),  # nothing is left of a model of length 10
-        (update(1.0, 10.0, "model"), False),  # the others have come to rest, and this site goes on learning
-        (update(1e3, 1e3, ""), False),  # a gradient, where the others' are nearly nothing
-        (update(1e9, 1e9, ""), True),
+        (update(1e5, 1e5, True), True),  # nothing is left of a model of length 10
+        (update(1.0, 10.0, True), False),  # the others have come to rest, and this site goes on learning
+        (update(1e3, 1e3, False), False),  # a gradient, where the others' are nearly nothing
+        (update(1e9, 1e9, False), True),
     ],
 )
 def test_what_is_long_only_beside_updates_of_nearly_nothing_is_not_absurd(own: Update, absurd: bool) -> None:
     roster = {name: SiteCard(name, i, 8, ("blob",)) for i, name in enumerate(("ada", "bea", "cid"))}
-    calm = update(1e-6, 10.0, own.start)
+    calm = update(1e-6, 10.0, own.started)
     told = {"ada": {"part": calm}, "bea": {"part": own}, "cid": {"part": calm}}
     verdicts, _ = judged(Firewall(), EMPTY, told, roster, "train")
     assert "times as long as the others' updates" in verdicts["bea"].why
