@@ -33,6 +33,8 @@ BENCHMARKS = {  # the module is imported when it is asked for
     "loading": "loading:batches_and_patches",
     "volumes": "volumes:few_volumes",
     "demo": "training:at_demo_sizes",
+    "firewall": "shares:firewall",
+    "scoring": "shares:scoring",
     "first-try": "training:against_first_try",
     "long": "training:long_rounds",
     "apple": "apple:local_steps",

@@ -29,13 +29,13 @@ AGREE = 1e-5  # largest difference of a weight between our run and the bare loop
 
 def at_demo_sizes(folder: Path, repeats: int) -> list[Measured]:
     """Six retina phantom sites, 440 cases of 64 × 64, the demo's U-Net, batches of 8."""
-    study = _study(folder, epochs=1, rounds=1 + ROUNDS)
+    study = demo_study(folder, epochs=1, rounds=1 + ROUNDS)
     return [_against_bare("demo", "a round of the demo's FedAvg", study, folder, repeats, 1.10)]
 
 
 def long_rounds(folder: Path, repeats: int) -> list[Measured]:
     """The same federation with so many epochs that a round trains for more than ten seconds."""
-    study = _study(folder, epochs=_epochs(folder), rounds=2)
+    study = demo_study(folder, epochs=_epochs(folder), rounds=2)
     return [_against_bare("long", f"a round of {study.local.epochs} epochs", study, folder, repeats, 1.03)]
 
 
@@ -43,14 +43,14 @@ def three_models(folder: Path, repeats: int) -> list[Measured]:
     """FedSM trains a global model, a personal one and a selector on the same batches; a round takes ten seconds."""
     epochs = _epochs(folder, three=True)
     how = {"method.confidence": 0.5}
-    study = _study(folder, epochs, 2, "demo_fedsm.toml", how)
+    study = demo_study(folder, epochs, 2, "demo_fedsm.toml", how)
     what = f"a round of FedSM, three models, {epochs} epochs"
     return [_against_bare("fedsm", what, study, folder, repeats, 1.05, "three bare loops")]
 
 
 def against_first_try(folder: Path, repeats: int) -> list[Measured]:
     """The demo against one process with its default threads and memory layout, sites in turn."""
-    study = _study(folder, epochs=1, rounds=1 + ROUNDS)
+    study = demo_study(folder, epochs=1, rounds=1 + ROUNDS)
     with FirstTry(_file(study, folder)) as first:
         seen, _ = _compete(study, folder, repeats, first)
     ours, theirs = seen.seconds
@@ -74,7 +74,7 @@ def _against_bare(
     return Measured(name, what, ours, against, bare_seconds, "s", seen.ratio(), limit, facts=facts)
 
 
-def _study(
+def demo_study(
     folder: Path, epochs: int, rounds: int, file: str = "demo_fedavg.toml", more: Mapping[str, Any] | None = None
 ) -> Study:
     data = folder / "retina"
@@ -99,7 +99,7 @@ def _file(study: Study, folder: Path) -> Path:
 
 def _epochs(folder: Path, three: bool = False) -> int:
     """As many as fill a long round on this machine now."""
-    study = _study(folder, epochs=4, rounds=1)
+    study = demo_study(folder, epochs=4, rounds=1)
     with BareLoop(_file(study, folder), default_workers()) as bare:
         loops = ThreeLoops(bare) if three else bare
         loops.round(0)
