@@ -26,6 +26,7 @@ class Local:
     threads: int = 1  # fixed per site: the number of threads changes the bits of a training step
     device: str = "auto"  # cpu, cuda, cuda:1, mps
     precision: str = "float32"  # "bfloat16", "float16": mixed precision
+    compile: bool = False  # by torch.compile; the bits of a step then depend on the compiler
     batchnorm: str = "average"  # "local-statistics", "local"
     optimizer_state: str = "kept"  # from round to round, at the site; "fresh": every round starts without it
 

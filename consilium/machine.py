@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import resource
@@ -38,6 +39,19 @@ def pick_device(wanted: str, index: int) -> str:
     except (RuntimeError, AssertionError) as error:
         raise StudyError(f"[local] device = '{wanted}' cannot be used on this machine: {error}") from error
     return wanted
+
+
+def check_compiler(device: str) -> None:
+    """Refuse [local] compile = true where torch would find no compiler: it would say so in the first step only."""
+    if not device.startswith("cuda"):
+        wanted = os.environ.get("CXX", "")
+        if not any(shutil.which(name) for name in (wanted, "g++", "clang++", "c++") if name):
+            raise StudyError(
+                "[local] compile = true needs a C++ compiler, and this machine has none: install g++ or clang++, or "
+                "leave compile at false."
+            )
+    elif importlib.util.find_spec("triton") is None:
+        raise StudyError("[local] compile = true on a GPU needs the package triton: install it, or leave it at false.")
 
 
 def machine_memory() -> int:

@@ -106,6 +106,7 @@ LATER = {name: getattr(Plan, name) for name in _NEW}
 LATER["aggregation"] = plain(Aggregation())
 LATER_TASK = {"scores": [], "dice_background": False, "patch_around": "labels", "keep_depth": False, "initial": ""}
 LATER_TASK["decides"] = "volume"  # what runs did before they had the key
+LATER_LOCAL = {"compile": False}
 LATER_PRIVACY = {f.name: f.default for f in fields(Privacy) if f.name not in ("clip", "noise", "delta")}
 
 

@@ -11,7 +11,7 @@ from consilium import engine
 from consilium.errors import RunError
 from consilium.inputs import place_of
 from consilium.journal import Event
-from consilium.machine import default_workers, pick_device
+from consilium.machine import check_compiler, default_workers, pick_device
 from consilium.run_folder import RunFolder
 from consilium.study import Study, with_plan
 from consilium.timeline import away_as, timeline
@@ -60,7 +60,9 @@ def run(
     >>> result.summary["headline"]["metric"]
     'dice'
     """
-    pick_device(study.local.device, 0)  # refuse a device that is not there before anything is written
+    device = pick_device(study.local.device, 0)  # refuse what is not there before anything is written
+    if study.local.compile:
+        check_compiler(device)
     return go_on(RunFolder.create_at(choose_place(study, Path(runs), again), study, watch), workers, pool)
 
 

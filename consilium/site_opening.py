@@ -13,7 +13,7 @@ from consilium.data.cases import Cases
 from consilium.data.preprocess import fingerprint
 from consilium.data.site_folder import Federation
 from consilium.local_norm import LocalNorm
-from consilium.machine import pick_device
+from consilium.machine import check_compiler, pick_device
 from consilium.messages import SCORED, SiteFacts
 from consilium.policy import Permissive, Policy, simulated_secret
 from consilium.site import POOLED, PatientPrivacy, Roster, Site, SiteCard
@@ -66,6 +66,8 @@ def open_at(
     member = site in roster
     card = roster.get(site) or SiteCard(site, -1, 0, federation.labels)
     device = pick_device(study.local.device, card.index)
+    if study.local.compile:
+        check_compiler(device)
     task = study.task.on(device) if device != "cpu" else study.task
     fields, slices = study.task_fields, bool(study.preprocess.slices)
     stopwatch = policy.stopwatch

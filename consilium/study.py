@@ -21,7 +21,7 @@ from consilium.local_training import Local
 from consilium.method import Method
 from consilium.methods.averaged import Averaged, Release
 from consilium.networks import Network
-from consilium.plan import LATER, LATER_PRIVACY, LATER_TASK, Plan, Source
+from consilium.plan import LATER, LATER_LOCAL, LATER_PRIVACY, LATER_TASK, Plan, Source
 from consilium.privacy.dp import Privacy
 from consilium.task import Task
 from consilium.tasks import Facts, TaskFields, build_task
@@ -106,7 +106,12 @@ class Study:
         tables["study"] = with_gone(tables["study"])
         tables.pop("code", None)  # the same code elsewhere is the same study
         del tables["study"]["track"]  # who looks on changes nothing
-        for section, later in (("study", LATER), ("task", LATER_TASK), ("privacy", LATER_PRIVACY)):
+        for section, later in (
+            ("study", LATER),
+            ("task", LATER_TASK),
+            ("local", LATER_LOCAL),
+            ("privacy", LATER_PRIVACY),
+        ):
             for key, value in later.items():
                 if tables[section].get(key) == value:
                     del tables[section][key]

@@ -72,7 +72,7 @@ def run(
     _begin(workers, study, as_json)
     from consilium import simulation
     from consilium.cli.progress import ProgressDisplay, kept
-    from consilium.machine import pick_device
+    from consilium.machine import check_compiler, pick_device
     from consilium.rehearsal import put_rules, read_rules, runs_under
     from consilium.run_folder import RunFolder
     from consilium.study_reading import load_study
@@ -91,7 +91,9 @@ def run(
     if dry:
         _dry_run(loaded, runs, workers, as_json)
         return
-    pick_device(loaded.local.device, 0)  # refuse a device that is not there before anything is written
+    device_here = pick_device(loaded.local.device, 0)  # refuse what is not there before anything is written
+    if loaded.local.compile:
+        check_compiler(device_here)
     rules = read_rules(policy or [], loaded)
     path = simulation.choose_place(loaded, runs_under(rules, runs), again)
     with kept(f"`consilium resume {path}`"):

@@ -11,7 +11,7 @@ from consilium import packet_files, tree
 from consilium.errors import StudyError
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import Hospital
-from consilium.machine import machine_memory, pick_device
+from consilium.machine import check_compiler, machine_memory, pick_device
 from consilium.messages import Request
 from consilium.plan import Plan
 from consilium.policy import HospitalPolicy, Refused, now, read_key
@@ -84,7 +84,9 @@ class HospitalSite:
             named = f"kit {self.kit}, hospital.toml {hospital.site}, site.toml {next(iter(federation.sites))}"
             raise Refused("name", f"the names differ: {named}")
         try:
-            pick_device(hospital.device, 0)
+            device = pick_device(hospital.device, 0)
+            if study.local.compile:
+                check_compiler(device)
         except StudyError as error:
             raise Refused("device", str(error)) from error
         return OpenedStudy(hospital.on_own_device(study), federation, study.hash)

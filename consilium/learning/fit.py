@@ -144,6 +144,7 @@ class _ActiveJob:
         self.network = training_network(site.task, job.kind, labels, slot, site.device)
         self.network.load(job.weights)
         self.module = self.network.module
+        self.forward = self.network.compiled if site.local.compile else self.module
         self.names, self.parameters = list(self.network.parameters), list(self.network.parameters.values())
         self.correct = [job.correct[name].to(site.device) for name in self.names] if job.correct is not None else None
         self.optimizer = optimizer(self.parameters, site.local, job.lr or learning_rate(site.local, round))
@@ -157,7 +158,7 @@ class _ActiveJob:
     def learn(self, batch: Batch) -> None:
         with precision(self.site):
             objective = self.job.objective
-            loss = objective(self.module, batch) if objective else self.loss(self.module(batch.images), batch)
+            loss = objective(self.module, batch) if objective else self.loss(self.forward(batch.images), batch)
         self.losses.append((loss.detach(), len(batch.cases)))  # read at the end: a GPU need not wait for every batch
         self.cases += len(batch.cases)
         if not self.job.step:

@@ -15,10 +15,13 @@ import torch
 from torch import nn
 
 from consilium.batch import Batch
+from consilium.errors import StudyError
 from consilium.learning.fit import Fit, Job, fit
 from consilium.learning.optimizers import learning_rate
 from consilium.learning.server_step import adam_step
+from consilium.learning.training_networks import training_network
 from consilium.local_training import Local
+from consilium.machine import check_compiler
 from consilium.method import OptimizerState
 from consilium.site import Round
 from consilium.site_opening import open_worker
@@ -322,3 +325,32 @@ def test_a_server_step_leaves_what_has_no_gradient() -> None:
     both = Weights({"weight": torch.tensor([2.0]), "seen": torch.tensor(4)})
     stepped, _ = adam_step(both, Weights({"weight": torch.tensor([1.0])}), None, 0.5)
     assert (stepped["weight"].item(), stepped["seen"].item()) == (pytest.approx(1.5), 4)
+
+
+# ---------------------------------------------------------------------------------------------- compiled
+
+
+def test_a_machine_without_a_compiler_is_told_before_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(StudyError, match=r"\[local\] compile = true needs a C\+\+ compiler"):
+        check_compiler("cpu")
+
+
+def test_only_the_network_of_a_compiled_study_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps are those of the module itself, on the same parameters."""
+    asked: list[nn.Module] = []
+    monkeypatch.setattr(torch, "compile", lambda module: asked.append(module) or module)
+    plain = trained(Job(line(2.0)), lr=0.1)
+    assert not asked
+    training_network.cache_clear()
+    compiled = trained(Job(line(2.0)), lr=0.1, compile=True)
+    assert len(asked) == 1
+    assert value(compiled.weights) == value(plain.weights)
+
+
+@pytest.mark.slow  # half a minute of the compiler
+def test_a_compiled_step_by_hand() -> None:
+    training_network.cache_clear()
+    done = trained(Job(line(2.0)), lr=0.1, compile=True)
+    assert value(done.weights) == pytest.approx(2 - 0.1 * 15, abs=1e-5)
