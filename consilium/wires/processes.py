@@ -6,7 +6,8 @@ import contextlib
 import queue
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, TypeVar
@@ -31,11 +32,13 @@ class _Process:
         self._connection: socket.socket | None = None
         self._answers: IO[str] | None = None
         self._pid = 0
+        self.opened: set[tuple[str, SiteName]] = set()  # runs and sites that it has served and keeps open
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
 
     def ask(self, request: LocalRequest) -> LocalAnswer:
         try:
             connection, answers = self._running()
+            self.opened.add((request.folder, request.site))
             connection.sendall((tree.to_text(request) + "\n").encode())
             line = answers.readline()
         except (OSError, ValueError):  # it is dead, or was stopped while we waited
@@ -67,6 +70,7 @@ class _Process:
     def stop(self) -> None:
         connection, self._connection = self._connection, None  # taken first: the thread that waits stops it too
         answers, self._answers = self._answers, None
+        self.opened.clear()
         if connection is not None:
             with contextlib.suppress(OSError):  # it may be dead already
                 connection.shutdown(socket.SHUT_WR)
@@ -89,6 +93,8 @@ class Pool:
         self._stems = [take()] if FORKS else [Stem() for _ in range(size)]
         self.processes = [_Process(self._stems[i % len(self._stems)], self._modules) for i in range(size)]
         self._idle: queue.Queue[_Process] = queue.Queue()
+        self._waiting: list[tuple[Future[LocalAnswer], LocalRequest]] = []
+        self._lock = threading.Lock()  # of the list
         for process in self.processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(size)
@@ -99,17 +105,33 @@ class Pool:
 
     def ask(self, requests: Mapping[SiteName, LocalRequest]) -> dict[Future[LocalAnswer], SiteName]:
         """The answers to come, of several runs in any order; whoever stops listening early cancels them."""
-        return {self._threads.submit(self._ask, request): name for name, request in requests.items()}
+        asked = [(Future[LocalAnswer](), request) for request in requests.values()]
+        with self._lock:
+            self._waiting += asked
+        for _ in asked:
+            self._threads.submit(self._serve_next)
+        return {future: name for (future, _), name in zip(asked, requests, strict=True)}
 
-    def _ask(self, request: LocalRequest) -> LocalAnswer:
+    def _serve_next(self) -> None:
         process = self._idle.get()
         try:
-            answer = process.ask(request)
-            if answer.died and request.request and request.request.do != "train" and not self._closed:
-                answer = process.ask(request)  # scoring changes nothing, so it can be asked again
-            return answer
+            with self._lock:
+                if not self._waiting:  # the pool was closed
+                    return
+                future, request = self._waiting.pop(place_for(process.opened, [asked for _, asked in self._waiting]))
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._ask(process, request))
+                except BaseException as error:
+                    future.set_exception(error)
         finally:
             self._idle.put(process)
+
+    def _ask(self, process: _Process, request: LocalRequest) -> LocalAnswer:
+        answer = process.ask(request)
+        if answer.died and request.request and request.request.do != "train" and not self._closed:
+            answer = process.ask(request)  # scoring changes nothing, so it can be asked again
+        return answer
 
     def tell_all(self, request: LocalRequest) -> None:
         """Ask every process that runs and is free now."""
@@ -120,12 +142,17 @@ class Pool:
         for process in free:
             if process.running:
                 process.ask(request)
+                process.opened = {(folder, site) for folder, site in process.opened if folder != request.folder}
             self._idle.put(process)
 
     def close(self) -> None:
         """End the processes; whoever still waits for one of them is told that it died."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            left, self._waiting = self._waiting, []
+        for future, _ in left:
+            future.cancel()
         for process in self.processes:
             process.stop()
         self._threads.shutdown()
@@ -140,6 +167,12 @@ class Pool:
 
     def __exit__(self, *reason: object) -> None:
         self.close()
+
+
+def place_for(opened: Collection[tuple[str, SiteName]], waiting: Sequence[LocalRequest]) -> int:
+    """Where a free process finds its next request: of a site that it has open, or the first; to open one takes time."""
+    own = (i for i, asked in enumerate(waiting) if (asked.folder, asked.site) in opened)
+    return next(own, 0)
 
 
 def held_back(answers: Iterator[T], count: int, processes: int, urgent: Callable[[T], bool]) -> Iterator[T]:

@@ -24,7 +24,7 @@ from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.in_process import InProcess
 from consilium.wires.local_sites import LocalAnswer, LocalRequest
-from consilium.wires.processes import Pool, Processes, held_back
+from consilium.wires.processes import Pool, Processes, held_back, place_for
 from tests.toy import toy_study, write_toy
 
 FILES = ("last.safetensors", "best.safetensors", "scores.csv")
@@ -165,6 +165,18 @@ def test_a_fault_does_not_wait() -> None:
     assert came == [0, 1]
 
 
+def test_a_process_goes_on_with_the_sites_that_it_has_open() -> None:
+    """To open a site takes longer than a small step: others' sites are taken when none of its own waits."""
+
+    def waiting(*sites: str) -> list[LocalRequest]:
+        return [LocalRequest("run", site, Request("train", "run"), "", "") for site in sites]
+
+    opened = {("run", "bea"), ("run", "dan"), ("other", "ada")}
+    assert place_for(opened, waiting("ada", "bea", "cid", "dan")) == 1
+    assert place_for(opened, waiting("ada", "cid", "dan")) == 2
+    assert place_for(opened, waiting("ada", "cid")) == 0
+
+
 @pytest.mark.federation  # it kills a process and starts another
 @pytest.mark.xdist_group("pool")
 def test_a_killed_process_is_a_lost_reply_and_the_run_goes_on(federation: Path, tmp_path: Path, third: Pool) -> None:
@@ -254,6 +266,7 @@ class Waiting:
     """A process that answers only when it is stopped."""
 
     def __init__(self) -> None:
+        self.opened: set[tuple[str, str]] = set()
         self.asked = 0
         self.busy, self._stopped = threading.Event(), threading.Event()
 
@@ -279,8 +292,8 @@ def test_a_pool_that_is_closed_starts_nothing_again() -> None:
     pool._idle.put(process)  # type: ignore[arg-type]
 
     request = LocalRequest("run", "ada", Request("score", "run"), "", "")
-    waiting = [pool._threads.submit(pool._ask, request) for _ in ("ada", "bea")]
+    waiting = pool.ask({"ada": request, "bea": request})
     assert process.busy.wait(150)
     pool.close()
-    assert waiting[1].cancelled()
+    assert [future.cancelled() for future in waiting] == [False, True]
     assert process.asked == 1
