@@ -38,11 +38,11 @@ class ScoredCase:
 
 @dataclass(frozen=True)
 class SiteScore:
-    """A score's mean over some cases, with its 95 % interval."""
+    """A score's mean over some cases, with its 95 % interval, which one case does not have."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     cases: int
 
 
@@ -100,7 +100,7 @@ def evaluate_on(study: Study, predictor: Predictor, federation: Path, split: str
         raise DataError(
             f"{federation} has {held}; name another --split, or draw splits with `consilium check --split`."
         )
-    scores = tuple(_averaged(cases))
+    scores = tuple(averaged(cases))
     return Evaluation(str(federation), split, cases, scores, _classes(cases, study.facts.labels))
 
 
@@ -146,7 +146,7 @@ def _refuse_others(study: Study, found: Federation) -> None:
             )
 
 
-def _averaged(cases: Sequence[ScoredCase]) -> Iterator[EvaluatedScore]:
+def averaged(cases: Sequence[ScoredCase]) -> Iterator[EvaluatedScore]:
     """Every score of every label; of several labels also their mean in each case."""
     values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in cases:
@@ -166,9 +166,10 @@ def _averaged(cases: Sequence[ScoredCase]) -> Iterator[EvaluatedScore]:
 
 
 def _site_score(sites: dict[str, list[float]]) -> SiteScore:
-    low, high = interval(sites)
+    cases = sum(map(len, sites.values()))
+    low, high = interval(sites) if cases > 1 else (None, None)
     mean = statistics.fmean(statistics.fmean(found) for found in sites.values())
-    return SiteScore(mean, low, high, sum(map(len, sites.values())))
+    return SiteScore(mean, low, high, cases)
 
 
 def _classes(cases: Sequence[ScoredCase], labels: Sequence[str]) -> dict[str, ClassReport]:

@@ -80,15 +80,18 @@ def _ordered(scores: Sequence[EvaluatedScore]) -> list[EvaluatedScore]:
 
 
 def _text(score: SiteScore | None) -> str:
-    return "–" if score is None else f"{score.mean:.4f} ({score.low:.3f} – {score.high:.3f})"
+    if score is None:
+        return "–"
+    return f"{score.mean:.4f}" + (f" ({ends})" if (ends := _ends((score.low, score.high))) else "")
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
-def _ends(ends: tuple[float, float] | None) -> str:
-    return "" if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}"
+def _ends(ends: tuple[float | None, float | None] | None) -> str:
+    low, high = ends or (None, None)
+    return "" if low is None or high is None else f"{low:.3f} – {high:.3f}"
 
 
 # ---------------------------------------------------------------------------------------------- the page
@@ -104,10 +107,9 @@ def _content(found: Evaluation, run: str) -> dict[str, Any]:
     report = found.classes.get("")
     sites = f"{len(main.sites)} site{'s' * (len(main.sites) != 1)}"
     mean = main.site_mean
-    lead = (
-        f"Over {sites} and {len(found.cases)} cases: {called(main.metric)} {mean.mean:.3f} "
-        f"(95 % interval {mean.low:.3f} to {mean.high:.3f})."
-    )
+    cases = f"{len(found.cases)} case{'s' * (len(found.cases) != 1)}"
+    spread = f" (95 % interval {mean.low:.3f} to {mean.high:.3f})" if None not in (mean.low, mean.high) else ""
+    lead = f"Over {sites} and {cases}: {called(main.metric)} {mean.mean:.3f}{spread}."
     return {
         "title": f"{run} on {Path(found.federation).name}, {found.split} cases",
         "lead": lead,

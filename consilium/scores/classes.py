@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from consilium.scores.statistics import interval
+
 BINS = 10  # of confidence, for calibration
-DRAWS = 200  # of cases, for intervals
+DRAWS = 200  # of cases, for intervals of AUC
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,11 @@ def class_report(truth: Sequence[int], chances: NDArray[np.floating[Any]], label
     classes = tuple(_measure(table, true, chances, i, draws) for i in range(len(labels)))
     areas = [one.auc for one in classes if one.auc is not None]
     bins = _calibration(chances.max(axis=1), right)
-    low, high = np.percentile(right[draws].mean(axis=1), [2.5, 97.5])
     return ClassReport(
         labels=tuple(labels),
         cases=len(true),
         accuracy=float(right.mean()),
-        accuracy_interval=(float(low), float(high)),
+        accuracy_interval=interval({"": right.tolist()}),
         classes=classes,
         auc=float(np.mean(areas)) if areas else None,
         confusion=tuple(tuple(int(n) for n in row) for row in table),

@@ -13,11 +13,17 @@ import torch
 from PIL import Image
 
 from consilium.data.phantoms import write_phantom
+from consilium.evaluation import Evaluation, ScoredCase, averaged
 from consilium.finished_run import open_run
+from consilium.reports.evaluation_page import score_grids
+from consilium.scores.classes import class_report
+from consilium.scores.statistics import interval
+from consilium.task import CaseScore
 from consilium.test_time import Mirrored
 from tests.cli.terminal import call, refused
 
 Finished = Callable[[str], Path]
+SEEN = (("bea", 0.2), ("cid", 0.4))  # sites, and the Dice of their only case
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,22 @@ def test_new_cases_are_scored_with_intervals_and_a_page(finished: Finished, fede
     assert dice["site_mean"]["mean"] == pytest.approx(np.mean([s["mean"] for s in dice["sites"].values()]))
     page = (tmp_path / "scores.html").read_text()
     assert "The cases with the worst Dice" in page and "bea" in page and "ada" not in page
+
+
+def test_one_case_has_no_interval() -> None:
+    """Of one case at each of two sites only their mean has a spread; it says how far the two lie apart."""
+    cases = [ScoredCase(site, "1", "global", (CaseScore("blob", "dice", value),)) for site, value in SEEN]
+    (dice,) = averaged(cases)
+    (grid,) = score_grids(Evaluation("new", "test", tuple(cases), (dice,), {}))
+    assert [cell.text for cell in grid[1]][2:4] == ["0.2000", "0.4000"]
+    assert dice.to_json()["sites"]["bea"]["low"] is None
+    assert dice.site_mean.low is not None and dice.site_mean.low < 0.3
+
+
+def test_all_cases_of_one_site_have_one_interval_of_accuracy() -> None:
+    truth, right = [0, 0, 0, 1, 1, 1], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    chances = np.array([[0.9, 0.1] if (t == 0) == bool(r) else [0.1, 0.9] for t, r in zip(truth, right)])
+    assert class_report(truth, chances, ["a", "b"]).accuracy_interval == interval({"site": right})
 
 
 def test_every_labelled_case_can_be_scored(finished: Finished, federation: Path) -> None:
