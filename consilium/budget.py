@@ -9,7 +9,7 @@ from pathlib import Path
 
 from consilium.caps import held_by
 from consilium.hospital import Limits
-from consilium.left_log import Line, left
+from consilium.left_log import FAILED, Line, different, left, seconds, study_of
 from consilium.privacy.ledger import ledger, total
 
 
@@ -18,7 +18,7 @@ class BudgetUse:
     """One budget: how much of it is used."""
 
     what: str  # the key of [limits] that caps it
-    run: str  # empty: of all studies together
+    study: str  # with all its runs; empty: all studies together
     used: float
     allowed: float  # 0: no limit
 
@@ -36,31 +36,25 @@ def _written(number: float) -> str:
 
 
 def budgets(memory: Path, limits: Limits) -> list[BudgetUse]:
-    """All studies together first, then every run, in the order in which they came."""
+    """All studies together first, then every one, in the order in which they came."""
     lines = list(left(memory))
     found = [
-        BudgetUse("total_rounds", "", _count("train", lines), limits.total_rounds),
-        BudgetUse("total_scorings", "", _count("score", lines), limits.total_scorings),
-        BudgetUse("total_bytes", "", sum(int(line["bytes"]) for line in lines), limits.total_bytes),
-        BudgetUse("total_epsilon", "", _epsilon(lines, limits), limits.total_epsilon),
+        BudgetUse("rounds", "", different("train", lines), limits.rounds),
+        BudgetUse("scorings", "", different("score", lines), limits.scorings),
+        BudgetUse("bytes", "", sum(int(line["bytes"]) for line in lines), limits.bytes),
+        BudgetUse("epsilon", "", _epsilon(lines, limits), limits.epsilon),
         BudgetUse("disk_bytes", "", held_by(memory), limits.disk_bytes),
     ]
-    for run in dict.fromkeys(str(line["run"]) for line in lines):
-        here = [line for line in lines if line["run"] == run]
-        seconds = sum(float(line.get("facts", {}).get("seconds", 0.0)) for line in here)
+    for study in dict.fromkeys(study_of(str(line["run"])) for line in lines if line["what"] != FAILED):
+        here = [line for line in lines if study_of(str(line["run"])) == study]
         found += [
-            BudgetUse("rounds", run, _count("train", here), limits.rounds),
-            BudgetUse("scorings", run, _count("score", here), limits.scorings),
-            BudgetUse("run_bytes", run, sum(int(line["bytes"]) for line in here), limits.run_bytes),
-            BudgetUse("run_seconds", run, round(seconds, 1), limits.run_seconds),
-            BudgetUse("epsilon", run, _epsilon(here, limits), limits.epsilon),
+            BudgetUse("study_rounds", study, different("train", here), limits.study_rounds),
+            BudgetUse("study_scorings", study, different("score", here), limits.study_scorings),
+            BudgetUse("study_bytes", study, sum(int(line["bytes"]) for line in here), limits.study_bytes),
+            BudgetUse("study_seconds", study, round(seconds(here), 1), limits.study_seconds),
+            BudgetUse("study_epsilon", study, _epsilon(here, limits), limits.study_epsilon),
         ]
     return found
-
-
-def _count(what: str, lines: Sequence[Line]) -> int:
-    """Different messages: one that left twice, to the last bit, counts once."""
-    return len({(line["run"], line["sha256"]) for line in lines if line["what"] == what})
 
 
 def _epsilon(lines: Sequence[Line], limits: Limits) -> float:

@@ -105,6 +105,8 @@ def too_large(limits: Limits, study: Study, cases: int = 0) -> Iterator[Objectio
          f"images take {needs.cache}."),
         ("storage", limits.disk_bytes, needs.disk, f"[limits] disk_bytes = {limits.disk_bytes}, and an order and a "
          f"release take at least {needs.disk}."),
+        ("order", limits.order_bytes, network.bytes, f"[limits] order_bytes = {limits.order_bytes}, and the study's "
+         f"network takes {network.bytes}."),
         ("bytes", limits.message_bytes, needs.update, f"[limits] message_bytes = {limits.message_bytes}, and an update "
          f"takes {needs.update}."),
     ):  # fmt: skip
@@ -136,6 +138,18 @@ def needs_of(study: Study, cases: int = 0, network: NetworkSize | None = None) -
         cache=_cache(study, cases),
         update=_update(study),
     )
+
+
+def largest_order(limits: Limits, study: Study) -> int:
+    """Bytes that no order and no release of a study needs: four times what a model or an update of every site takes.
+
+    Most methods send one model, some a model of every site (FedSM's release, APPLE) with something beside it.
+    """
+    network = _network(study, limits)
+    if next(_too_large(limits, network), None):
+        return 0
+    sites = max(2, len({*study.plan.sites, *study.plan.leave_out}))
+    return 4 * (sites + 4) * max(network.bytes, _update(study))
 
 
 def _saved_for_backward(study: Study) -> int:

@@ -23,6 +23,11 @@ from consilium.tasks import Facts
 
 _CODE = re.compile(r"[^\s:][^:]*:[A-Za-z_]\w* [0-9a-f]{32}")  # file.py:Name or package.module:Name, and its hash
 RULES = "hospital.toml"  # its name in the folder of a simulated site that rehearses it
+# keys of earlier versions, and what they are called now
+OLD_LIMITS = {"run_bytes": "study_bytes", "run_seconds": "study_seconds"} | {
+    f"total_{key}": key for key in ("rounds", "scorings", "bytes", "epsilon")
+}
+ONE_RUN = {key: f"study_{key}" for key in ("rounds", "scorings", "epsilon")}
 EXAMPLE = """\
 # What this hospital lets the federation do. Nobody else reads this file.
 site = {site}          # the name on the kit and in the site folder's site.toml
@@ -36,18 +41,21 @@ methods = []         # only these methods; empty: every method of the package
 refused = []         # never these
 code = []            # own code of studies, by name and hash: "file.py:Name HASH", beside this file, or an installed
                      # "package.module:Name HASH"; `consilium methods file.py:Name` shows the hash
-rounds = 0           # of one run; 0: no limit
-scorings = 0         # of one run; 0: twice as many as the study asks for
-message_bytes = 0    # of one message that leaves; 0: no limit
-run_bytes = 0        # of all messages of one run; 0: no limit
 approval = false     # true: a person here approves every study first, with `consilium federation review`
-epsilon = 0.0        # only studies with differential privacy of at most this ε; 0: also studies without
+# what leaves in all studies together, whatever they are called; 0: no limit. `consilium federation budget` shows how
+# much of it is used; who writes this file raises it
+rounds = 1_000       # updates
+scorings = 1_000     # times that models are scored
+bytes = 0
+epsilon = 0.0        # more than 0: only studies with differential privacy, and so much ε in all
 delta = 1e-5         # at this δ
-# of all studies together, whatever they are called; 0: no limit
-total_rounds = 0
-total_scorings = 0
-total_bytes = 0
-total_epsilon = 0.0
+# what leaves in one study, with all its repetitions; 0: no limit of its own
+study_rounds = 0
+study_scorings = 0   # 0: in each run twice as many as the study asks for
+study_bytes = 0
+study_epsilon = 0.0  # more than 0: only studies with differential privacy of at most this ε
+message_bytes = 0    # of one message that leaves; 0: no limit
+order_bytes = 0      # of one message that arrives; 0: what the study can need, at most half of the memory
 # what one study may take here, checked before it trains; 0: no limit
 model_parameters = 1_000_000_000
 model_bytes = 0
@@ -56,7 +64,7 @@ memory_bytes = 0     # 0: what this machine has
 disk_bytes = 0       # of the memory folder, all studies together
 cache_bytes = 0      # of its preprocessed images
 round_seconds = 0    # of one round; what takes longer is stopped
-run_seconds = 0      # of all its work here
+study_seconds = 0    # of all its work here
 
 [keep]               # days after which `consilium federation clean` removes what nobody has used since; 0: never
 memories = 0         # of runs; one that is still under way needs them
@@ -72,16 +80,17 @@ class Limits:
     methods: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
-    rounds: int = 0
+    rounds: int = 0  # of all studies together, as scorings, bytes and epsilon
     scorings: int = 0
-    message_bytes: int = 0
-    run_bytes: int = 0
+    bytes: int = 0
     epsilon: float = 0.0
     delta: float = 1e-5
-    total_rounds: int = 0
-    total_scorings: int = 0
-    total_bytes: int = 0
-    total_epsilon: float = 0.0
+    study_rounds: int = 0  # of one study, with all its repetitions
+    study_scorings: int = 0
+    study_bytes: int = 0
+    study_epsilon: float = 0.0
+    message_bytes: int = 0
+    order_bytes: int = 0
     approval: bool = False
     model_parameters: int = 1_000_000_000
     model_bytes: int = 0
@@ -90,11 +99,11 @@ class Limits:
     disk_bytes: int = 0
     cache_bytes: int = 0
     round_seconds: float = 0.0
-    run_seconds: float = 0.0
+    study_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.epsilon < math.inf and 0 <= self.total_epsilon < math.inf and 0 < self.delta < 1):
-            raise StudyError("[limits] epsilon and total_epsilon must be numbers from 0 up, and delta in (0, 1).")
+        if not 0 < self.delta < 1:
+            raise StudyError(f"[limits] delta = {self.delta}: it must be between 0 and 1.")
         for key, value in vars(self).items():
             if type(value) in (int, float) and not 0 <= value < math.inf:
                 raise StudyError(f"[limits] {key} = {value}: it must be 0, for no limit, or more.")
@@ -111,6 +120,11 @@ class Limits:
                     f"[limits] code: '{entry}' must be a name and a hash, \"file.py:Name HASH\" or "
                     f'"package.module:Name HASH"; `consilium methods NAME` shows the hash{now}.'
                 )
+
+    @property
+    def strictest_epsilon(self) -> float:
+        """The most ε that one study may have; 0: also studies without differential privacy."""
+        return min((most for most in (self.epsilon, self.study_epsilon) if most), default=0.0)
 
     def allows(self, method: str) -> bool:
         """Whether a method of the package may run here."""
@@ -136,34 +150,33 @@ class Limits:
 
 def too_little_privacy(limits: Limits, study: Study) -> str:
     """Why a study is not private enough for a hospital, in a sentence; empty if it is."""
-    if not (limits.epsilon or limits.total_epsilon):
+    most, privacy = limits.strictest_epsilon, study.privacy
+    if not most:
         return ""
-    if not study.privacy.on:
+    if not privacy.on:
         return (
-            f"hospital.toml demands differential privacy (epsilon = {limits.epsilon or limits.total_epsilon}) and the "
-            "study has none; it needs [privacy] clip and noise."
+            f"hospital.toml demands differential privacy (ε of at most {most}) and the study has none; it needs "
+            "[privacy] clip and noise."
         )
-    if study.privacy.by_patient:
-        return _too_loose(limits, study)
-    told = study.privacy.told(study.exchanges, limits.delta)
-    if not limits.epsilon or told <= limits.epsilon:
+    if privacy.by_patient:
+        return _too_loose(most, limits.delta, study)
+    told = privacy.told(study.exchanges, limits.delta)
+    if told <= most:
         return ""
     return (
-        f"hospital.toml demands ε of at most {limits.epsilon} at δ = {limits.delta}, and the study's {told:.3g} is "
-        "more; it needs more [privacy] noise or fewer rounds."
+        f"hospital.toml demands ε of at most {most} at δ = {limits.delta}, and the study's {told:.3g} is more; it "
+        "needs more [privacy] noise or fewer rounds."
     )
 
 
-def _too_loose(limits: Limits, study: Study) -> str:
+def _too_loose(most: float, delta: float, study: Study) -> str:
     """The same of DP-SGD. A study that names its noise instead of ε is held to the limit as it spends."""
     privacy = study.privacy
-    if not limits.epsilon or not privacy.epsilon:
-        return ""
-    if privacy.epsilon <= limits.epsilon and privacy.delta <= limits.delta:
+    if not privacy.epsilon or (privacy.epsilon <= most and privacy.delta <= delta):
         return ""
     return (
-        f"hospital.toml demands ε of at most {limits.epsilon} at δ = {limits.delta}, and the study's is "
-        f"{privacy.epsilon} at {privacy.delta}; it needs a smaller [privacy] epsilon and delta."
+        f"hospital.toml demands ε of at most {most} at δ = {delta}, and the study's is {privacy.epsilon} at "
+        f"{privacy.delta}; it needs a smaller [privacy] epsilon and delta."
     )
 
 
@@ -238,8 +251,26 @@ def read_hospital(path: Path) -> Hospital:
         hospital,
         data=str(here / hospital.data),
         memory=str(here / hospital.memory),
-        limits=fill(Limits, limits, "limits"),
+        limits=fill(Limits, _renamed(limits, path), "limits"),
         keep=fill(Keep, keep, "keep"),
+    )
+
+
+def _renamed(limits: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """`[limits]` without keys of earlier versions that limit nothing; an error says how to write the others.
+
+    There `rounds`, `scorings` and `epsilon` were of one run. Nobody should have to guess which is meant.
+    """
+    if not limits.keys() & OLD_LIMITS.keys():
+        return limits
+    before = {**ONE_RUN, **OLD_LIMITS}
+    if not any(limits.get(key) for key in before):
+        return {key: value for key, value in limits.items() if key not in OLD_LIMITS}
+    lines = [f"{before[key]} = {to_toml(value)}" for key, value in limits.items() if key in before and value]
+    olds = ", ".join(key for key in limits if key in before)
+    raise StudyError(
+        f"{path} is of an earlier version: [limits] rounds, scorings, bytes and epsilon are now of all studies "
+        f"together, and those of one study begin with 'study_'. In place of {olds} write: {'; '.join(lines)}."
     )
 
 

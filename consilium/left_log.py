@@ -10,7 +10,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from consilium.files import append_lines, make_folder, read_json, write_json
 
 LOG = "left.jsonl"
 HEAD = ".left.head"
+FAILED = "failed"  # what a line says of an answer that is nothing but a reason
 UNKNOWN = "(unknown)"  # the run of a line that cannot be read or is gone: it counts for every run
 
 Line = Mapping[str, Any]
@@ -93,6 +95,28 @@ def left(memory: Path) -> Iterator[Line]:
 def of_run(lines: Sequence[Line], run: str) -> list[Line]:
     """The lines of one run, and those of which nobody knows."""
     return [line for line in lines if line["run"] in (run, UNKNOWN)]
+
+
+def of_study(lines: Sequence[Line], run: str) -> list[Line]:
+    """The lines of all runs of a run's study, and those of which nobody knows."""
+    study = study_of(run)
+    return [line for line in lines if line["run"] == UNKNOWN or study_of(str(line["run"])) == study]
+
+
+def study_of(run: str) -> str:
+    """`<name>-s<seed>-<hash>` of a run's name, which may have the number of a repetition after it."""
+    found = re.fullmatch(r"(.+-s[0-9]+-[0-9a-f]+)-[0-9]+", run)
+    return found[1] if found else run
+
+
+def different(what: str, lines: Iterable[Line]) -> int:
+    """How many messages of a kind left; one that left twice, to the last bit, counts once."""
+    return len({(line["run"], line["sha256"]) for line in lines if line["what"] == what})
+
+
+def seconds(lines: Iterable[Line]) -> float:
+    """How long a site worked for what left, failures too."""
+    return sum(float(line.get("facts", {}).get("seconds", 0.0)) for line in lines)
 
 
 def check_chain(memory: Path) -> ChainCheck:

@@ -40,7 +40,8 @@ REASONS = {
     "ram": "training takes more memory than its hospital.toml allows or its machine has ([limits] memory_bytes)",
     "storage": "its hospital.toml allows no more on its disk ([limits] disk_bytes)",
     "cache": "its hospital.toml allows no preprocessed images of that size ([limits] cache_bytes)",
-    "time": "its hospital.toml allows no more time ([limits] round_seconds, run_seconds)",
+    "order": "the order was larger than it takes in ([limits] order_bytes)",
+    "time": "its hospital.toml allows no more time ([limits] round_seconds, study_seconds)",
     "name": "its site.toml names another site than its kit",
     "data": "its tables or images have faults",
     "device": "its device cannot be used",
@@ -63,7 +64,7 @@ REASONS = {
 }
 POLICY = (  # a site's own rules say no
     "method", "rounds", "scores", "privacy", "budget", "bytes", "labels", "approval", "rejected", "parameters",
-    "weights", "layers", "ram", "storage", "cache", "time",
+    "weights", "layers", "ram", "storage", "cache", "order", "time",
 )  # fmt: skip
 SCORED = ("valid", "test")
 CASES = 1 << 24  # in one score sheet, and in one split of a site

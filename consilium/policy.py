@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from consilium.errors import DataError
 from consilium.fields import plain
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import Limits, too_little_privacy
-from consilium.left_log import LOG, append, check_chain, left, locked, of_run
+from consilium.left_log import FAILED, LOG, append, check_chain, different, left, locked, of_run, of_study, seconds
 from consilium.machine import peak_memory_mb
 from consilium.messages import AnswerHead, Request
 from consilium.privacy.ledger import as_json, ledger, total, within
@@ -29,6 +29,7 @@ from consilium.study import Study
 from consilium.tree import Packet
 
 KEY = 32  # bytes of a hospital's key
+NO_RUN = "(none)"  # in the log: what was answered was no request
 
 
 class Refused(Exception):
@@ -169,24 +170,40 @@ class HospitalPolicy:
 
     def before(self, request: Request, study: Study) -> None:
         """What the log shows to be used up is refused before any work is done."""
-        limits = self.limits
         self._check_approval(study)  # it may have been withdrawn
         past = list(left(self.memory))
-        if not any(line["run"] == request.run for line in past):
+        if not any(line["run"] == request.run for line in past if line["what"] != FAILED):
             raise Refused("foreign", f"{request.do} of {request.run}, whose roll call was not answered here")
-        if request.do == "train":
-            assert request.round is not None
-            if limits.rounds and request.round.index >= limits.rounds:
-                raise Refused("rounds", f"an order of round {request.round.index + 1}")
-        for word, why in self._used_up(of_run(past, request.run)):
+        for word, why in (*self._spent_before(request, past), *self._used_up(of_study(past, request.run))):
             raise Refused(word, why)
 
+    def _spent_before(self, request: Request, past: list[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+        """Which budgets have nothing left; a round that was answered before may be repeated to the last bit."""
+        number = request.round.index + 1 if request.round else None
+        if any((line["what"], line["run"], line.get("round")) == (request.do, request.run, number) for line in past):
+            return
+        for word, what, key, most, lines in self._counted(past, request.run):
+            if what == request.do and most and different(what, lines) >= most:
+                yield word, f"[limits] {key} = {most}, and so many have left"
+
+    def _counted(
+        self, past: list[Mapping[str, Any]], run: str
+    ) -> Iterator[tuple[str, str, str, int, list[Mapping[str, Any]]]]:
+        """Word, kind of message, key, limit and lines of every budget that counts messages."""
+        limits, study = self.limits, of_study(past, run)
+        yield "rounds", "train", "rounds", limits.rounds, past
+        yield "rounds", "train", "study_rounds", limits.study_rounds, study
+        yield "scores", "score", "scorings", limits.scorings, past
+        yield "scores", "score", "study_scorings", limits.study_scorings, study
+
     def _used_up(self, here: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Which caps on this machine are used up by now; `here` is what this run has sent."""
+        """Which caps on this machine are used up by now; `here` is what this study has sent."""
         limits = self.limits
-        seconds = sum(float(line.get("facts", {}).get("seconds", 0.0)) for line in here)
-        if limits.run_seconds and seconds > limits.run_seconds:
-            yield "time", f"[limits] run_seconds = {limits.run_seconds:g}, and this run has worked for {seconds:.0f}."
+        if limits.study_seconds and (worked := seconds(here)) > limits.study_seconds:
+            yield (
+                "time",
+                f"[limits] study_seconds = {limits.study_seconds:g}, and this study has worked for {worked:.0f}.",
+            )
         peak = int(peak_memory_mb() * 2**20)
         if limits.memory_bytes and peak > limits.memory_bytes:
             yield "ram", f"[limits] memory_bytes = {limits.memory_bytes}, and this process has held {peak}."
@@ -209,41 +226,39 @@ class HospitalPolicy:
         self, line: Mapping[str, Any], past: list[Mapping[str, Any]], study: Study
     ) -> Iterator[tuple[str, str]]:
         """Which limits would be passed; a message that left before, to the last bit, tells nothing new."""
-        limits, run = self.limits, str(line["run"])
-        here = of_run(past, run)
+        limits, run, what = self.limits, str(line["run"]), line["what"]
+        here, of_this = of_run(past, run), of_study(past, run)
         if limits.message_bytes and line["bytes"] > limits.message_bytes:
-            yield "bytes", f"a message of {line['bytes']} bytes"
-        for most, lines in ((limits.run_bytes, here), (limits.total_bytes, past)):
+            yield "bytes", f"[limits] message_bytes = {limits.message_bytes}, and the message has {line['bytes']}"
+        for key, most, lines in (("bytes", limits.bytes, past), ("study_bytes", limits.study_bytes, of_this)):
             before = sum(int(old["bytes"]) for old in lines)
             if most and before + line["bytes"] > most:
-                yield "bytes", f"{line['bytes']} bytes after {before}"
-        if line["what"] == "train":
-            exchanges = study.exchanges if study.privacy.by_update else 0  # ε was told for so many
-            for most, lines in ((limits.rounds, here), (exchanges, here), (limits.total_rounds, past)):
-                count = len(_different("train", [*lines, line]))
-                if most and count > most:
-                    yield "rounds", f"update {count}"
+                yield "bytes", f"[limits] {key} = {most}, and it would be {line['bytes']} after {before}"
+        for word, kind, key, most, lines in self._counted(past, run):
+            count = different(what, [*lines, line])
+            if kind == what and most and count > most:
+                yield word, f"[limits] {key} = {most}, and this would be number {count}"
+        if what == "train":
+            if study.privacy.by_update and different(what, [*here, line]) > study.exchanges:
+                yield "rounds", f"the study told its ε for {study.exchanges} updates, and this would be one more"
             yield from _over_target(line, here, study)
-            for budget, lines, which in (
-                (limits.epsilon if study.privacy.by_patient else 0.0, here, "this run"),
-                (limits.total_epsilon, past, "all studies together"),
-            ):
-                entries = ledger([*lines, line]) if budget else []
-                if budget and not within(entries, budget, limits.delta, study.privacy.accountant):
-                    spent = total(entries, limits.delta, study.privacy.accountant)
-                    yield "budget", f"ε of {which} would be {spent:.3g}, and hospital.toml allows {budget:g}"
-        if line["what"] == "score":
-            for most, lines in (
-                (limits.scorings or 2 * study.scorings, here),
-                (limits.total_scorings, past),
-            ):
-                count = len(_different("score", [*lines, line]))
-                if most and count > most:
-                    yield "scores", f"scoring {count}"
+            yield from self._over_budget(line, past, study)
+        if what == "score" and not limits.study_scorings and different(what, [*here, line]) > 2 * study.scorings:
+            yield "scores", f"the study asks for {study.scorings} scorings, and there were twice as many"
 
-
-def _different(what: str, lines: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    return {(str(line["run"]), str(line["sha256"])) for line in lines if line["what"] == what}
+    def _over_budget(
+        self, line: Mapping[str, Any], past: list[Mapping[str, Any]], study: Study
+    ) -> Iterator[tuple[str, str]]:
+        """Whether an update would take the hospital, or its part in a study, over its own ε."""
+        limits, accountant = self.limits, study.privacy.accountant
+        for key, most, lines, which in (
+            ("epsilon", limits.epsilon, past, "all studies together"),
+            ("study_epsilon", limits.study_epsilon, of_study(past, str(line["run"])), "this study"),
+        ):
+            entries = ledger([*lines, line]) if most else []
+            if most and not within(entries, most, limits.delta, accountant):
+                spent = total(entries, limits.delta, accountant)
+                yield "budget", f"ε of {which} would be {spent:.3g}, and [limits] {key} = {most:g}"
 
 
 def _line(request: Request, packet: Packet | None, spent: Sequence[Spent]) -> dict[str, Any]:
@@ -258,6 +273,29 @@ def _line(request: Request, packet: Packet | None, spent: Sequence[Spent]) -> di
         "sha256": digest,
         "spent": as_json(spent),
     }
+
+
+def log_failure(memory: Path, request: Request | None, head: AnswerHead) -> AnswerHead:
+    """Write down an answer that is nothing but a reason, and what was measured: it leaves too.
+
+    Where the log cannot be written, one word leaves and nothing that was measured.
+    """
+    facts = {"run": request.run if request else NO_RUN, "what": FAILED, "asked": request.do if request else ""}
+    number = request.round.index + 1 if request and request.round else None
+    line: dict[str, Any] = {
+        "time": now(),
+        **facts,
+        "round": number,
+        "bytes": 0,
+        "sha256": measured(None)[1],
+        "spent": [],
+    }
+    try:
+        with locked(memory):
+            append({**line, "facts": plain(head)}, memory, durable=True, private=True)
+    except OSError:
+        return AnswerHead("disk")
+    return head
 
 
 def _over_target(line: Mapping[str, Any], past: list[Mapping[str, Any]], study: Study) -> Iterator[tuple[str, str]]:

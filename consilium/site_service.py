@@ -7,6 +7,7 @@ allows is its policy; what leaves passes the steps of `outgoing`.
 from __future__ import annotations
 
 import errno
+import re
 import threading
 import time
 import tomllib
@@ -65,6 +66,7 @@ class SiteService:
     policy: Callable[[Study], Policy]
     errors: Callable[[], Path]  # the site's own log of what failed
     check_release: Callable[[Request, Packet], None] = lambda request, packet: None  # `Refused` if it is not signed
+    log_failure: Callable[[Request, AnswerHead], AnswerHead] = lambda request, head: head  # what leaves of a failure
     hospital: bool = False  # what it stores is durable and private; its mistakes are in its log only
 
     _lock: threading.Lock = field(default_factory=threading.Lock)  # one thing at a time, whatever the network does
@@ -124,7 +126,7 @@ class SiteService:
     def _check_run(self, request: Request, opened: OpenedStudy) -> None:
         """A run is called after its study: under another's name its memory could be asked for."""
         own = f"{opened.study.name}-s{opened.study.plan.seed}-{opened.hash}"
-        if self.hospital and request.run != own and not request.run.startswith(f"{own}-"):
+        if self.hospital and not re.fullmatch(rf"{re.escape(own)}(-[0-9]+)?", request.run):
             raise Refused("foreign", f"run {request.run} is not of study {own}")
         if self._run not in ("", request.run):
             raise Refused("foreign", f"run {request.run} in a job of run {self._run}")
@@ -161,7 +163,7 @@ class SiteService:
 
     def failed(self, error: Exception, request: Request, head: AnswerHead | None = None) -> SiteAnswer:
         """The answer that something failed: one word for the server, and the traceback in the site's own log."""
-        head = replace(head or AnswerHead(), error=word_of(error))
+        head = self.log_failure(request, replace(head or AnswerHead(), error=word_of(error)))
         mistake = isinstance(error, UserError)
         why = str(error) if mistake or isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -127,12 +127,12 @@ def budget(hospital: HospitalFile = SETTINGS, as_json: Json = False) -> None:
         rows = [{**dataclasses.asdict(use), "used": use.used if math.isfinite(use.used) else None} for use in found]
         typer.echo(json.dumps({"budgets": rows, "faults": list(chain.faults)}))
         return
-    run = ""
+    study = ""
     typer.echo("all studies")
     for use in found:
-        if use.run != run:
-            run = use.run
-            typer.echo(run)
+        if use.study != study:
+            study = use.study
+            typer.echo(study)
         typer.echo(f"  {use.text}")
     for fault in chain.faults:
         typer.echo(f"{memory / LOG}: {fault}; what is missing is counted as if it had cost the most", err=True)

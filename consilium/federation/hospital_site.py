@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from consilium import packet_files, tree
+from consilium.caps import largest_order
 from consilium.errors import StudyError
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import Hospital
 from consilium.machine import check_compiler, machine_memory, pick_device
-from consilium.messages import Request
+from consilium.messages import AnswerHead, Request
 from consilium.plan import Plan
-from consilium.policy import HospitalPolicy, Refused, now, read_key
+from consilium.policy import HospitalPolicy, Refused, log_failure, now, read_key
 from consilium.site_service import OpenedStudy, SiteService, write_error
 from consilium.transport import packed, unpacked
 from consilium.tree import Packet, PacketError
 from consilium.wires import held
-from consilium.wires.flare import Body, FlareAnswer, OrderHead
+from consilium.wires.flare import ROOM, Body, FlareAnswer, OrderHead
 
 
 class HospitalSite:
@@ -37,7 +40,7 @@ class HospitalSite:
         `check_release` refuses a release that the server has not signed.
         """
         self.hospital, self.kit, self.text = hospital, kit, text
-        memory = Path(hospital.memory)
+        memory = self._memory = Path(hospital.memory)
         key = read_key(memory / "key")
         self._plan = Plan()  # of the study, once it is read
         self._held: dict[str, dict[str, Tensor]] = {}  # by what was asked: the last packet's tensors, by content
@@ -48,6 +51,7 @@ class HospitalSite:
             place=hospital.place,
             policy=lambda study: HospitalPolicy(hospital.limits, hospital.labels, key, memory),
             errors=lambda: self._errors,
+            log_failure=partial(log_failure, memory),
             check_release=check_release,
             hospital=True,
         )
@@ -62,6 +66,23 @@ class HospitalSite:
             why = str(error)
         write_error(f"{now()} a request was refused at the door: {why}\n", self._errors, private=True)
         return None
+
+    def turn_away(self, word: str, why: str = "") -> FlareAnswer:
+        """The answer to what is no request: one word of `REASONS`; `why` is for the site's own log."""
+        if why:
+            write_error(f"{now()} a request was refused at the door: {why}\n", self._errors, private=True)
+        return FlareAnswer(log_failure(self._memory, None, AnswerHead(word)))
+
+    def room(self) -> int:
+        """Bytes of the largest order that is taken in: what the study can need, and at most half of the memory."""
+        limits = self.hospital.limits
+        if limits.order_bytes:
+            return limits.order_bytes
+        most = (limits.memory_bytes or machine_memory()) // 2
+        try:
+            return min(most, largest_order(limits, self.hospital.study(self.text)) + ROOM)
+        except Exception:  # the roll call is answered with the reason, and comes without an order
+            return ROOM
 
     def answer(self, request: Request, body: Body) -> FlareAnswer:
         """Do what is asked, or say in one word why not."""
@@ -106,3 +127,17 @@ class HospitalSite:
         packet = held.completed(sent, request.tensors, here)
         self._held[request.do] = {request.tensors[name]: tensor for name, tensor in packet.tensors.items()}
         return packet
+
+
+@dataclass(frozen=True)
+class ClosedSite:
+    """A hospital whose settings or key cannot be used: it says that much, whatever it is asked."""
+
+    memory: Path | None  # where its log is; None: its settings cannot be read, so nobody knows
+
+    def room(self) -> int:
+        return ROOM
+
+    def turn_away(self, word: str, why: str = "") -> FlareAnswer:
+        head = AnswerHead("opening")
+        return FlareAnswer(head if self.memory is None else log_failure(self.memory, None, head))

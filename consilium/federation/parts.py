@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -44,6 +45,11 @@ def follows(message: Shareable, have: int) -> bool | None:
     return None if end <= have else False
 
 
+def is_order_name(name: object) -> bool:
+    """Whether a message names an order as a server does: names are kept, so they are short."""
+    return isinstance(name, str) and re.fullmatch("[0-9a-f]{32}", name) is not None
+
+
 class Assembly:
     """The order that is arriving at a site; the server asks one thing at a time, so a new one frees the old."""
 
@@ -76,6 +82,21 @@ class Assembly:
         self._taken.append(name)
         self._name, self._body = "", bytearray()
         return True, whole
+
+    def refuse(self, name: str) -> bool:
+        """Take in no more of an order, and free what is here of it; whether it had not been refused or taken before."""
+        with self._lock:
+            if name == self._name:
+                self._name, self._body = "", bytearray()
+            if name in self._taken:
+                return False
+            self._taken.append(name)
+            return True
+
+    @property
+    def name(self) -> str:
+        """The order that is arriving; empty if none is."""
+        return self._name
 
     def held(self) -> int:
         """Bytes of the order that is arriving."""

@@ -133,6 +133,8 @@ class _FlareLink:
         """Whether the site has confirmed a part of an order."""
         site, since = order.site, time.monotonic()
         while (left := end - time.monotonic()) > 0 and not self._over(order, end):
+            if order.done.is_set():  # the site has answered before it has everything: it takes no more
+                return False
             if time.monotonic() - since > silence + patience(len(part["body"])):
                 order.answer = FlareAnswer.of("silent")
                 return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import sys
 import threading
 import time
 import traceback
@@ -19,27 +17,28 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from consilium import tree
-from consilium.federation.hospital_site import HospitalSite
-from consilium.federation.parts import Assembly, confirmed, cut, is_part
+from consilium.federation.hospital_site import ClosedSite, HospitalSite
+from consilium.federation.order_door import Arrived, OrderDoor
+from consilium.federation.parts import confirmed, cut
 from consilium.federation.signed_releases import checker
 from consilium.hospital import hospital_path, read_hospital
 from consilium.policy import now
 from consilium.site_service import write_error
-from consilium.wires.flare import ANSWER, ORDER, Body, FlareAnswer, patience
+from consilium.wires.flare import ANSWER, ORDER, patience
 
 IDLE = 10.0  # seconds after which a site that has nothing to do says so: the server may have given it up
 
 
-def open_hospital(settings: Path, kit: Path, name: str, study: Path) -> HospitalSite | None:
+def open_hospital(settings: Path, kit: Path, name: str, study: Path) -> HospitalSite | ClosedSite:
     """This hospital in a job; `name` is that on its certificate.
 
-    None if it cannot be opened: its own log says why, and the server is told that much.
+    If it cannot be opened, its own log says why, and the server is told that much.
     """
     try:
         hospital = read_hospital(settings)
     except Exception:
         traceback.print_exc()  # in process.log of the kit: without settings there is no other place
-        return None
+        return ClosedSite(None)
     try:
         site = HospitalSite(hospital, name, study.read_text(encoding="utf-8"))
         site.service.check_release = checker(kit, name)
@@ -47,7 +46,7 @@ def open_hospital(settings: Path, kit: Path, name: str, study: Path) -> Hospital
     except Exception:
         text = f"{now()} this site could not be opened\n{traceback.format_exc()}\n"
         write_error(text, Path(hospital.memory) / "errors.log", private=True)
-        return None
+        return ClosedSite(Path(hospital.memory))
 
 
 class SiteJob(Executor):  # type: ignore[misc]
@@ -59,8 +58,7 @@ class SiteJob(Executor):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._orders: queue.Queue[tuple[str, object, Body]] = queue.Queue()
-        self._arriving = Assembly()
+        self._door = OrderDoor()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
@@ -73,43 +71,33 @@ class SiteJob(Executor):  # type: ignore[misc]
             engine.register_aux_message_handler(ORDER, self._take)
 
     def _take(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        order = request.get("order")
-        if order and is_part(request, sys.maxsize):
-            held, whole = self._arriving.take(order, request)
-            if not held:
-                return make_reply(ReturnCode.BAD_REQUEST_DATA)
-            if whole is not None:
-                self._orders.put((str(order), request.get("request"), whole))
-        return make_reply(ReturnCode.OK)
+        return make_reply(ReturnCode.OK if self._door.take(request) else ReturnCode.BAD_REQUEST_DATA)
 
-    def _next(self, engine: Any) -> tuple[str, object, Body]:
-        """The order to carry out: of several the last, since the server asks one thing at a time."""
-        while True:
-            try:
-                found = self._orders.get(timeout=IDLE)
-                while not self._orders.empty():
-                    found = self._orders.get()
-                return found
-            except queue.Empty:
-                nothing = Shareable()
-                nothing["order"] = ""
-                with engine.new_context() as fl_ctx:
-                    engine.send_aux_request(["server"], ANSWER, nothing, 5.0, fl_ctx, optional=True)
-
-    def _work(self, site: HospitalSite | None, engine: Any) -> None:
+    def _work(self, site: HospitalSite | ClosedSite, engine: Any) -> None:
         torch.set_num_threads(1)
+        self._door.set_room(site.room())
         while True:
-            order, text, body = self._next(engine)
-            start = time.monotonic()
-            asked = site.read(text) if site else None
-            if site is None:
-                answer = FlareAnswer.of("opening")
-            else:
-                answer = FlareAnswer.of("damaged") if asked is None else site.answer(asked.request, body)
-            end = time.monotonic() + max(10.0, (asked.seconds if asked else 0.0) - (time.monotonic() - start))
-            for part in cut(order, answer.body, {"head": tree.to_text(answer.head)}):
-                if not self._post(engine, part, end):
-                    break
+            order = self._door.next(IDLE)
+            if order is not None:
+                self._carry_out(order, site, engine)
+                del order  # its bytes need not wait for the next
+                continue
+            nothing = Shareable()
+            nothing["order"] = ""
+            with engine.new_context() as fl_ctx:
+                engine.send_aux_request(["server"], ANSWER, nothing, 5.0, fl_ctx, optional=True)
+
+    def _carry_out(self, order: Arrived, site: HospitalSite | ClosedSite, engine: Any) -> None:
+        start = time.monotonic()
+        asked = site.read(order.text) if isinstance(site, HospitalSite) and not order.refused else None
+        if asked is not None and isinstance(site, HospitalSite):
+            answer = site.answer(asked.request, order.body)
+        else:
+            answer = site.turn_away("order" if order.refused else "damaged", order.refused)
+        end = time.monotonic() + max(10.0, (asked.seconds if asked else 0.0) - (time.monotonic() - start))
+        for part in cut(order.name, answer.body, {"head": tree.to_text(answer.head)}):
+            if not self._post(engine, part, end):
+                break
 
     def _post(self, engine: Any, part: Shareable, end: float) -> bool:
         """Whether the server has confirmed a part of an answer; it is repeated until then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from consilium import packet_files
 from consilium.hospital import RULES, read_hospital
 from consilium.learning.training_networks import training_network
 from consilium.messages import AnswerHead, Request
-from consilium.policy import HospitalPolicy, Permissive, Policy, simulated_secret
+from consilium.policy import HospitalPolicy, Permissive, Policy, log_failure, simulated_secret
 from consilium.ranges import Text
 from consilium.site_opening import place_in
 from consilium.site_service import OpenedStudy, SiteAnswer, SiteService
@@ -83,6 +84,7 @@ class LocalSites:
                 place=lambda run: place,
                 policy=lambda study: policy_in(place, study, site),
                 errors=lambda: place / "errors.log",
+                log_failure=partial(log_failure, place) if (place / RULES).exists() else lambda request, head: head,
             )
         return self._services[key]
 

@@ -24,22 +24,27 @@ def command(*arguments: str) -> int:
 
 
 def test_every_budget_is_shown_beside_its_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two updates of one run, one of them twice, and a scoring of another: by hand."""
-    rules = hospital(tmp_path, limits="total_rounds = 8\nrun_bytes = 1000\ntotal_epsilon = 1.0")
-    for run, what, digest in (("a", "train", "1"), ("a", "train", "2"), ("a", "train", "2"), ("b", "score", "3")):
+    """Two updates of one study, in two runs, one of them twice, and a scoring of another: by hand."""
+    rules = hospital(tmp_path, limits="rounds = 8\nstudy_bytes = 1000\nepsilon = 1.0")
+    for run, what, digest in (
+        ("a-s0-1", "train", "1"),
+        ("a-s0-1-2", "train", "2"),
+        ("a-s0-1-2", "train", "2"),
+        ("b", "score", "3"),
+    ):
         line = {"run": run, "what": what, "round": 1, "bytes": 100, "sha256": digest, "spent": []}
         (tmp_path / "m").mkdir(exist_ok=True)
         append({**line, "facts": {"seconds": 2.0}}, tmp_path / "m")
     assert command("budget", "--hospital", str(rules), "--json") == 0
-    found = {(use["what"], use["run"]): use for use in json.loads(capsys.readouterr().out)["budgets"]}
-    assert (found["total_rounds", ""]["used"], found["total_rounds", ""]["allowed"]) == (2, 8)
-    assert found["total_scorings", ""]["used"] == 1
-    assert found["total_bytes", ""]["used"] == 400
-    assert (found["run_bytes", "a"]["used"], found["run_bytes", "a"]["allowed"]) == (300, 1000)
-    assert found["run_seconds", "a"]["used"] == 6.0
-    assert found["rounds", "b"]["used"] == 0
+    found = {(use["what"], use["study"]): use for use in json.loads(capsys.readouterr().out)["budgets"]}
+    assert (found["rounds", ""]["used"], found["rounds", ""]["allowed"]) == (2, 8)
+    assert found["scorings", ""]["used"] == 1
+    assert found["bytes", ""]["used"] == 400
+    assert (found["study_bytes", "a-s0-1"]["used"], found["study_bytes", "a-s0-1"]["allowed"]) == (300, 1000)
+    assert found["study_seconds", "a-s0-1"]["used"] == 6.0
+    assert found["study_rounds", "b"]["used"] == 0
     assert command("budget", "--hospital", str(rules)) == 0
-    assert "total_rounds: 2 of 8 (25 %)" in capsys.readouterr().out
+    assert "rounds: 2 of 8 (25 %)" in capsys.readouterr().out
 
 
 def made(folder: Path, files: dict[str, int]) -> None:

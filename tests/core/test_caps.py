@@ -136,7 +136,7 @@ def test_a_stopwatch_looks_at_one_piece_of_work(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("limits", "word"),
-    [({"run_seconds": 2.5}, "time"), ({"memory_bytes": 1}, "ram"), ({"disk_bytes": 10}, "storage"), ({}, "")],
+    [({"study_seconds": 2.5}, "time"), ({"memory_bytes": 1}, "ram"), ({"disk_bytes": 10}, "storage"), ({}, "")],
 )
 def test_what_is_used_up_is_refused_before_the_next_round(limits: dict[str, Any], word: str, tmp_path: Path) -> None:
     policy = HospitalPolicy(Limits(**limits), ("blob",), b"k", tmp_path)

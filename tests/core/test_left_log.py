@@ -120,7 +120,7 @@ def test_a_log_of_an_earlier_version_opens_and_is_chained_from_now_on(tmp_path: 
 
 def test_a_budget_is_not_widened_by_removing_lines(federation: Path, tmp_path: Path) -> None:
     """Three rounds were used; with two lines gone, the hospital still lets no fourth update out."""
-    study, policy = toy_study(federation), HospitalPolicy(Limits(total_rounds=3), ("blob",), b"k" * 32, tmp_path)
+    study, policy = toy_study(federation), HospitalPolicy(Limits(rounds=3), ("blob",), b"k" * 32, tmp_path)
     for number in range(3):
         send(policy, study, number)
     log = tmp_path / LOG

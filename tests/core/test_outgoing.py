@@ -163,24 +163,63 @@ def send(policy: HospitalPolicy, study: Study, value: float, run: str = "run-s0-
 def test_budgets_are_of_all_studies_whatever_they_are_called(federation: Path, tmp_path: Path) -> None:
     """Another seed, name or setting is another run, and starts no new budget."""
     study = toy_study(federation)
-    policy = hospital(tmp_path, total_rounds=3)
-    for number in range(3):
-        send(policy, study, number, run=f"study{number}-s{number}-1")
-    with pytest.raises(Refused) as refused:
+    policy = hospital(tmp_path, rounds=3)
+    for number, run in enumerate(("one-s0-1", "one-s1-2", "one-s0-1-2")):
+        send(policy, study, number, run=run)
+    with pytest.raises(Refused, match=r"\[limits\] rounds = 3, and this would be number 4") as refused:
         send(policy, study, 9.0, run="another-s7-2")
     assert refused.value.word == "rounds"
-    send(policy, study, 1.0, run="study1-s1-1")  # the same message again tells nothing new
+    send(policy, study, 1.0, run="one-s1-2")  # the same message again tells nothing new
+
+
+@pytest.mark.parametrize(
+    ("limits", "do", "key"),
+    [
+        ({"rounds": 2}, "train", "rounds"),
+        ({"scorings": 2}, "score", "scorings"),
+        ({"study_rounds": 2}, "train", "study_rounds"),
+        ({"study_scorings": 2}, "score", "study_scorings"),
+    ],
+)
+def test_a_used_up_budget_is_told_before_any_work(
+    limits: dict[str, int], do: str, key: str, federation: Path, tmp_path: Path
+) -> None:
+    """A round that was answered before is carried out again: a resumed run repeats it to the last bit."""
+    study, policy = toy_study(federation), hospital(tmp_path, **limits)
+    request = replace(TRAIN, do=do, run="one-s0-1")
+    for number in range(2):
+        policy.before(request, study) if number else None
+        send(policy, study, number, run="one-s0-1", do=do)
+    policy.before(request, study)
+    with pytest.raises(Refused, match=rf"\[limits\] {key} = 2, and so many have left"):
+        policy.before(replace(request, round=Round(1, "train", 1, 3)), study)
+
+
+@pytest.mark.parametrize(("limits", "do"), [({"study_rounds": 2}, "train"), ({"study_scorings": 2}, "score")])
+def test_a_study_may_have_a_smaller_budget_of_its_own(
+    limits: dict[str, int], do: str, federation: Path, tmp_path: Path
+) -> None:
+    """Its repetitions are the same study, another seed is not."""
+    study, policy = toy_study(federation), hospital(tmp_path, rounds=4, scorings=4, **limits)
+    for number, run in enumerate(("one-s0-1", "one-s0-1-2", "one-s1-1")):
+        send(policy, study, number, run=run, do=do)
+    with pytest.raises(Refused, match=r"\[limits\] study_"):
+        send(policy, study, 8.0, run="one-s0-1-3", do=do)
+    send(policy, study, 9.0, run="one-s1-1", do=do)
+    with pytest.raises(Refused, match=r"\[limits\] (rounds|scorings) = 4"):
+        send(policy, study, 10.0, run="two-s0-1", do=do)
 
 
 @pytest.mark.parametrize(
     ("limits", "do", "word"),
     [
-        ({"total_bytes": 30_000}, "train", "bytes"),
-        ({"run_bytes": 30_000}, "train", "bytes"),
+        ({"bytes": 30_000}, "train", "bytes"),
+        ({"study_bytes": 30_000}, "train", "bytes"),
         ({"message_bytes": 1000}, "train", "bytes"),
         ({"rounds": 2}, "train", "rounds"),
         ({"scorings": 2}, "score", "scores"),
-        ({"total_scorings": 2}, "score", "scores"),
+        ({"study_rounds": 2}, "train", "rounds"),
+        ({"study_scorings": 2}, "score", "scores"),
     ],
 )
 def test_a_limit_is_counted_from_the_log(
@@ -194,7 +233,7 @@ def test_a_limit_is_counted_from_the_log(
         send(hospital(tmp_path, **limits), study, 0.95, do=do)
     assert refused.value.word == word
     total = sum(line["bytes"] for line in left(tmp_path))
-    assert total <= limits.get("total_bytes", limits.get("run_bytes", math.inf))
+    assert total <= limits.get("bytes", limits.get("study_bytes", math.inf))
 
 
 def test_scorings_without_a_limit_are_those_of_the_study_twice(federation: Path, tmp_path: Path) -> None:
@@ -214,7 +253,7 @@ def test_epsilon_adds_up_over_studies(federation: Path, tmp_path: Path) -> None:
     bare = {"what": "train", "run": "b", "sha256": "x", "noise": 0.0}
     assert total(ledger([*lines, bare]), 1e-5) == math.inf
     one = epsilon(2 / 20, 1e-5)
-    policy = hospital(tmp_path, total_epsilon=1.5 * one)
+    policy = hospital(tmp_path, epsilon=1.5 * one)
     study = toy_study(federation, privacy__clip=1.0, privacy__noise=20.0)
     send(policy, study, 1.0, run="a-s0-1")
     send(policy, study, 2.0, run="b-s1-2")  # √2 times as much
@@ -226,7 +265,7 @@ def test_a_log_of_version_0_1_counts_too(federation: Path, tmp_path: Path) -> No
     (tmp_path / "old-s0-1").mkdir()
     (tmp_path / "old-s0-1" / "left.jsonl").write_text('{"what": "train", "bytes": 9, "sha256": "a"}\n{"what": "tra')
     with pytest.raises(Refused):
-        send(hospital(tmp_path, total_rounds=1), toy_study(federation), 1.0)
+        send(hospital(tmp_path, rounds=1), toy_study(federation), 1.0)
 
 
 # ------------------------------------------------------------------------------------------ the key

@@ -139,7 +139,7 @@ def test_the_command_takes_a_policy(
     federation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "study.toml").write_text(toy_study(federation, study__rounds=1).to_toml())
-    rules = hospital(tmp_path, limits="total_bytes = 1")
+    rules = hospital(tmp_path, limits="bytes = 1")
     arguments = ["run", str(tmp_path / "study.toml"), "--workers", "0", "--runs", str(tmp_path / "runs"), "--json"]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--policy", str(rules)])

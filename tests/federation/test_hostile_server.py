@@ -154,7 +154,7 @@ def test_a_hospital_refuses_orders_that_no_study_asks_for(hostile: HostileServer
 
 @pytest.mark.slow
 def test_a_hospital_lets_no_more_bytes_out_than_its_limit(hostile: HostileServer, federation: Path) -> None:
-    limit(hostile, run_bytes=12_000)
+    limit(hostile, bytes=12_000)
     study = toy_study(federation, study__name="bytes", study__sites=["bea"], study__rounds=9, study__deadline=60.0)
     job = hostile.admin.submit(study)
     hostile.admin.wait(job, PATIENCE)

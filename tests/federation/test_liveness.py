@@ -13,6 +13,7 @@ import pytest
 from consilium import engine, simulation
 from consilium.errors import RunError, StudyError
 from consilium.federation.admin import for_federation
+from consilium.federation.hospital_site import ClosedSite
 from consilium.federation.site_job import open_hospital
 from consilium.hospital import Hospital
 from consilium.messages import REASONS, Envelope, Request
@@ -343,9 +344,11 @@ def test_a_site_that_cannot_be_opened_says_so(hospitals: dict[str, Hospital], tm
     settings = tmp_path / "hospital.toml"
     settings.write_text(f'site = "ada"\ndata = "{hospitals["ada"].data}"\nmemory = "{place}"\nlabels = ["blob"]\n')
     (tmp_path / "study.toml").write_text("")
-    assert open_hospital(settings, tmp_path, "ada", tmp_path / "study.toml") is None
+    assert open_hospital(settings, tmp_path, "ada", tmp_path / "study.toml") == ClosedSite(place)
     assert "is not a whole key" in (place / "errors.log").read_text()
-    assert open_hospital(tmp_path / "nowhere.toml", tmp_path, "ada", tmp_path / "study.toml") is None
+    closed = open_hospital(tmp_path / "nowhere.toml", tmp_path, "ada", tmp_path / "study.toml")
+    assert closed == ClosedSite(None)
+    assert closed.turn_away("damaged").head.error == "opening"
 
 
 def test_why_a_site_cannot_be_opened_reaches_the_admin(

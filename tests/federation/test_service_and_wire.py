@@ -26,12 +26,15 @@ from consilium.errors import StudyError, WorkError
 from consilium.export.exporting import export_delivered
 from consilium.federation.admin import for_federation
 from consilium.federation.forecasting import forecast_study
-from consilium.federation.hospital_site import HospitalSite
+from consilium.federation.hospital_site import ClosedSite, HospitalSite
+from consilium.fields import plain
 from consilium.hospital import Hospital, Limits, read_hospital
+from consilium.left_log import LOG
 from consilium.left_log import left as log_of
 from consilium.messages import AnswerHead, Envelope, Request
 from consilium.methods import METHODS
 from consilium.methods.apple import split_parameters
+from consilium.policy import HospitalPolicy, Refused, log_failure
 from consilium.prediction import open_at_hospital, trained_on_at_hospital
 from consilium.run_folder import RunFolder
 from consilium.site import Round
@@ -436,6 +439,25 @@ def test_mistakes_in_limits_are_told_when_the_file_is_read(limits: str, why: str
         read_hospital(path)
 
 
+@pytest.mark.parametrize(
+    ("limits", "write"),
+    [
+        ("rounds = 30\nrun_bytes = 0", "In place of rounds, run_bytes write: study_rounds = 30."),
+        ("epsilon = 2.0\ntotal_epsilon = 8.0", "write: study_epsilon = 2.0; epsilon = 8.0."),
+        ("total_rounds = 9\nrun_bytes = 7", "write: rounds = 9; study_bytes = 7."),
+    ],
+)
+def test_limits_of_an_earlier_version_are_told_by_their_new_names(limits: str, write: str, tmp_path: Path) -> None:
+    """`rounds` was of one run: read as of all studies, or the other way round, it would not be what was meant."""
+    path = tmp_path / "hospital.toml"
+    head = 'site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n[limits]\n'
+    path.write_text(head + limits)
+    with pytest.raises(StudyError, match=re.escape(write)):
+        read_hospital(path)
+    path.write_text(head + "rounds = 0\nmessage_bytes = 9\nrun_bytes = 0\nepsilon = 0.0\ntotal_rounds = 0\n")
+    assert read_hospital(path).limits == Limits(message_bytes=9)  # nothing was limited, so nothing changes
+
+
 def test_a_refused_method_has_no_other_name() -> None:
     assert not Limits(refused=("separate",)).allows("local")
     assert not Limits(refused=("local",)).allows("separate")
@@ -461,7 +483,9 @@ def test_a_hospital_refuses_a_method_before_anything_is_sent(
     assert why in said["why"]
     assert {event["site"] for event in events(folder, "train")} == {"ada", "cid"}
     assert list(folder.summary()["left_out"]) == ["bea"]
-    assert not list(log_of(Path(hospitals["bea"].memory)))
+    assert [line["facts"]["error"] for line in log_of(Path(hospitals["bea"].memory))] == [
+        "privacy" if limits.epsilon else "method"
+    ]
 
 
 def test_a_study_that_too_many_refuse_says_why_and_leaves_nothing(
@@ -478,7 +502,7 @@ def test_a_study_that_too_many_refuse_says_why_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("limits", "why"), [(Limits(rounds=1), "no more rounds"), (Limits(run_bytes=12_000), "no more bytes")]
+    ("limits", "why"), [(Limits(rounds=1), "no more rounds"), (Limits(bytes=12_000), "no more bytes")]
 )
 def test_a_hospital_stops_at_its_own_limits(
     hospitals: dict[str, Hospital], federation: Path, tmp_path: Path, limits: Limits, why: str
@@ -499,7 +523,8 @@ def test_a_private_study_keeps_to_the_epsilon_it_told(
     study = toy_study(federation, privacy__clip=1.0, privacy__noise=10.0)
     log = hospitals["bea"].place(RunFolder.path_of(for_federation(study, tuple(SIZES)), tmp_path).name) / "left.jsonl"
     log.parent.mkdir(parents=True)
-    log.write_text("".join(json.dumps({"what": "train", "bytes": 9, "sha256": str(i)}) + "\n" for i in range(2)))
+    line = {"what": "train", "bytes": 9, "noise": 10.0}
+    log.write_text("".join(json.dumps({**line, "sha256": str(i)}) + "\n" for i in range(2)))
     folder = deploy(study, hospitals, tmp_path / "server")
     assert [(event["site"], event["round"]) for event in events(folder, "lost")] == [("bea", 2), ("bea", 3)]
     (told,) = events(folder, "privacy")
@@ -571,8 +596,36 @@ def test_what_is_not_of_this_study_is_refused(federation: Path, tmp_path: Path, 
     study = toy_study(federation)
     own = RunFolder.path_of(study, tmp_path).name
     asked = replace(request_, run=request_.run.replace("RUN", own))
-    assert HospitalSite(hospital, "ada", study.to_toml()).answer(asked, b"").head.error == word
+    head = HospitalSite(hospital, "ada", study.to_toml()).answer(asked, b"").head
+    assert head.error == word
     assert word in (tmp_path / "errors.log").read_text()
+    (line,) = log_of(tmp_path)
+    assert (line["what"], line["asked"], line["run"], line["facts"]) == ("failed", asked.do, asked.run, plain(head))
+
+
+def test_what_is_no_request_is_answered_with_a_word_that_is_logged(federation: Path, tmp_path: Path) -> None:
+    """The word is all that leaves, and the log has it: too large, unreadable, or of a site that cannot be opened."""
+    hospital = Hospital("ada", str(federation / "ada"), str(tmp_path), ("blob",), "cpu")
+    site = HospitalSite(hospital, "ada", toy_study(federation).to_toml())
+    heads = [site.turn_away("order", "an order of 9 bytes").head, site.turn_away("damaged").head]
+    heads.append(ClosedSite(tmp_path).turn_away("damaged").head)
+    assert heads == [AnswerHead("order"), AnswerHead("damaged"), AnswerHead("opening")]
+    assert [line["facts"] for line in log_of(tmp_path)] == [plain(head) for head in heads]
+    assert "an order of 9 bytes" in (tmp_path / "errors.log").read_text()
+
+
+def test_a_failure_that_cannot_be_logged_says_nothing_but_one_word(tmp_path: Path) -> None:
+    (tmp_path / LOG).mkdir()
+    assert log_failure(tmp_path, None, AnswerHead("failed", 3.0, 99.0)) == AnswerHead("disk")
+
+
+def test_a_refused_roll_call_opens_no_run(federation: Path, tmp_path: Path) -> None:
+    """It has a line in the log like every answer, and is still no consent to train."""
+    request = Request("train", "fedavg-s0-1", "fedavg", FIRST)
+    log_failure(tmp_path, replace(request, do="card"), AnswerHead("approval"))
+    with pytest.raises(Refused) as refused:
+        HospitalPolicy(Limits(), ("blob",), b"k" * 32, tmp_path).before(request, toy_study(federation))
+    assert refused.value.word == "foreign"
 
 
 def test_a_request_for_a_folder_elsewhere_is_refused_at_the_door(federation: Path, tmp_path: Path) -> None:

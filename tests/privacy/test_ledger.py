@@ -175,7 +175,7 @@ def test_a_site_stops_at_its_hospitals_budget(federation: Path, tmp_path: Path) 
     assert lost == [("ada", number, "its privacy budget is used up") for number in (2, 3)]
     assert total(entries(folder.path, "ada"), 1e-5) == pytest.approx(one)
     why = (place_in(folder.path, "ada") / "errors.log").read_text()
-    assert f"ε of this run would be {two:.3g}, and hospital.toml allows" in why
+    assert f"ε of all studies together would be {two:.3g}, and [limits] epsilon = " in why
 
 
 def test_a_hospital_holds_a_target_against_its_limit(federation: Path) -> None:
