@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from consilium.budget import budgets
 from consilium.caps import needs_of, too_large
 from consilium.consent import WaitingStudy, study_digest
 from consilium.describe import describe_all, leaving
@@ -52,6 +54,7 @@ def _in_words(study: Study, hospital: Hospital) -> Iterator[str]:
     yield f"Code: {_code(study)}"
     yield ""
     yield from _costs(study)
+    yield from _left_of_budgets(study, hospital)
     wrong = [why for _, why in too_large(hospital.limits, study)]
     wrong += [why] if (why := too_little_privacy(hospital.limits, study)) else []
     if tuple(study.facts.labels) != hospital.labels:
@@ -120,6 +123,14 @@ def _costs(study: Study) -> Iterator[str]:
         f"{study.plan.deadline:g} s per round on {study.local.threads} thread{'s' * (study.local.threads > 1)}, "
         f"{study.exchanges * study.plan.deadline / 3600:.3g} h in all."
     )
+
+
+def _left_of_budgets(study: Study, hospital: Hospital) -> Iterator[str]:
+    """What the study would take of the hospital's budgets that count messages."""
+    takes = {"rounds": study.exchanges, "scorings": study.scorings}
+    for use in budgets(Path(hospital.memory), hospital.limits):
+        if not use.study and use.allowed and use.what in takes:
+            yield f"Takes: {takes[use.what]} {use.what} of your budget, of which is used: {use.text}."
 
 
 def short(study: Study) -> str:

@@ -54,6 +54,7 @@ def shaken(body: bytes, seed: int) -> bytes:
 def orders(request: Request, body: bytes) -> Iterator[Asked]:
     """Orders in place of the third round's."""
     assert request.round is not None
+    yield "an order larger than the study needs", request, bytes(PART + (4 << 20))
     yield with_nan("", request, body)
     yield with_nan("global/unused", request, body)
     yield "another run", replace(request, run="other-s0-0123456789"), body

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from consilium.federation.trial import START, LocalFederation, settle
 from consilium.left_log import left as log_of
 from consilium.run_folder import RunFolder
 from consilium.study import Study
+from consilium.wires.flare import PART
 from tests.federation.conftest import PATIENCE, Running, odd_variables
 from tests.federation.other_package import IMPORTED
 from tests.federation.test_cell_policy import J
@@ -116,6 +118,7 @@ def left_of(hostile: HostileServer, study: Study) -> list[Mapping[str, Any]]:
 
 
 EXPECTED = {
+    "an order larger than the study needs": "order",
     "NaN in a tensor of the network": "infinite",
     "NaN in global/unused": "infinite",
     "another run": "foreign",
@@ -132,7 +135,7 @@ EXPECTED = {
 
 def test_a_hospital_refuses_orders_that_no_study_asks_for(hostile: HostileServer, federation: Path) -> None:
     """From a server that its job's process has been changed at (hostile_orders.py), in the middle of an honest run."""
-    limit(hostile, rounds=4, scorings=3)
+    limit(hostile, study_rounds=4, study_scorings=3)
     study = toy_study(
         federation, study__name="orders", study__sites=["bea"], study__rounds=4, study__score_every=4,
         study__deadline=60.0, privacy__clip=1.0, privacy__noise=1.0,
@@ -150,11 +153,16 @@ def test_a_hospital_refuses_orders_that_no_study_asks_for(hostile: HostileServer
     assert len({line["sha256"] for line in left if line["what"] == "score"}) <= 3
     errors = (hostile.local.memory("bea") / "errors.log").read_text()
     assert "'request/run' cannot be '../../memory'" in errors
+    assert f"an order of {PART + (4 << 20)} bytes, and at most" in errors
+    failed = [line["facts"]["error"] for line in log_of(hostile.local.memory("bea")) if line["what"] == "failed"]
+    assert Counter(failed) >= Counter(EXPECTED.values())  # every word that left has a line
 
 
 @pytest.mark.slow
 def test_a_hospital_lets_no_more_bytes_out_than_its_limit(hostile: HostileServer, federation: Path) -> None:
-    limit(hostile, bytes=12_000)
+    """Over all studies: what left before counts."""
+    used = sum(line["bytes"] for line in log_of(hostile.local.memory("bea")))
+    limit(hostile, bytes=used + 12_000)
     study = toy_study(federation, study__name="bytes", study__sites=["bea"], study__rounds=9, study__deadline=60.0)
     job = hostile.admin.submit(study)
     hostile.admin.wait(job, PATIENCE)
