@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from consilium import messages, packet_files, tree
+from consilium.data.profile import DataProfile
 from consilium.intake import scored
-from consilium.messages import AnswerHead, Members, Request, ScoredModel, ScoreSheet, SiteFacts
+from consilium.messages import AnswerHead, Members, Request, ScoredModel, ScoreSheet, Seal, SiteFacts
 from consilium.score_sheets import WHOLE, Score, Scorer, make_sheet
 from consilium.site import Round, SiteCard
 from consilium.tree import PacketError
@@ -33,8 +34,23 @@ from consilium.wires.local_sites import LocalAnswer, LocalRequest
 
 ROUND = Round(4, "train", 4, 9)
 CARD = SiteCard("ada", 0, 8, ("disc", "cup"), 2)
-FACTS = SiteFacts(8, 2, ("disc",), 14, {"valid": 3, "test": 3}, "ab12", "ada-ff", "0.1.0", "1234abcd", "99ff")
-REQUEST = Request("train", "fedavg-s0-1", "fedavg", ROUND, 3, (1, 2), True, "{}", "{}", {"global/a": "ab" * 16})
+SPAN = (0.5, 2.0)
+PROFILE = DataProfile(8, (SPAN, SPAN), (SPAN,), ("RAS", ""), ("float32",), SPAN, SPAN, (SPAN, SPAN, SPAN))
+FACTS = SiteFacts(8, 2, ("disc",), 14, {"valid": 3, "test": 3}, "ab12", "ada-ff", "0.1.0", "1234abcd", "99ff", PROFILE)
+REQUEST = Request(
+    "train",
+    "fedavg-s0-1",
+    "fedavg",
+    ROUND,
+    3,
+    (1, 2),
+    True,
+    "{}",
+    "{}",
+    {"global/a": "ab" * 16},
+    PROFILE,
+    Seal("ab=", "cd"),
+)
 SOUND: dict[str, Any] = {
     "request": REQUEST,
     "ordered": OrderHead("0f" * 16, 60.0, REQUEST),

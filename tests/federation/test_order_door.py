@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 
 from consilium.caps import largest_order
+from consilium.federation import parts
 from consilium.federation.forecasting import forecast_study
 from consilium.federation.hospital_site import HospitalSite
 from consilium.federation.order_door import OrderDoor
@@ -17,6 +20,7 @@ from consilium.federation.site_job import SiteJob
 from consilium.hospital import Hospital, Limits
 from consilium.methods import METHODS
 from consilium.wires.flare import PART, ROOM
+from tests.core.test_doors import TIERS, examples
 from tests.toy import toy_study
 
 A, B = "a" * 32, "b" * 32
@@ -97,6 +101,37 @@ def test_the_site_of_a_job_goes_through_the_door() -> None:
     assert job._take("", part(B, 0, 1000), None).get_return_code() == ReturnCode.OK
     order = job._door.next(0.0)
     assert order is not None and (order.name, order.refused) == (B, "")
+
+
+odd = st.none() | st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.text(max_size=3) | st.just([])
+sizes = st.sampled_from([-1, 0, 1, 99, 100, 101, 300, 301, 2**62]) | odd
+messages = st.fixed_dictionaries(
+    {},
+    optional={
+        "order": st.sampled_from([A, B, "c" * 32]) | odd,
+        "at": sizes,
+        "of": sizes,
+        "body": st.sampled_from([0, 1, 99, 100, 101, 300]).map(bytes) | odd,
+        "request": odd,
+    },
+)
+
+
+@pytest.mark.parametrize("number", TIERS)
+def test_whatever_arrives_no_more_is_held_than_there_is_room_for(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART", 100)
+
+    @examples(number)
+    @given(st.lists(messages, max_size=12))
+    def check(sent: list[dict[str, Any]]) -> None:
+        found = door(300)
+        for content in sent:
+            message = Shareable()
+            message.update(content)
+            assert found.take(message) in (True, False)
+            assert found.held() <= 300
+
+    check()
 
 
 MANY = ("fedsm", "apple", "scaffold")  # a model of every site, or several
