@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from consilium.federation import job_files, start
+from consilium.federation import job_files, launchers, start
 from consilium.federation.kits import make_kits
 from consilium.federation.project import Project
 from tests.federation.test_cell_policy import J
@@ -67,6 +71,13 @@ SPOILS: dict[str, Spoil] = {
     "nested in arguments": lambda app: (app / CLIENT).write_bytes(
         job_files.DOCUMENTS["config_fed_client.json"].replace(b'"args": {}', b'"args": {"x": %s}' % SHELL.encode())
     ),
+    "another executor": lambda app: (app / CLIENT).write_bytes(
+        job_files.DOCUMENTS["config_fed_client.json"].replace(b".SiteJob", b".OtherJob")
+    ),
+    "a filter": add(
+        CLIENT, f'{{"format_version": 2, "task_data_filters": [{{"tasks": ["*"], "filters": [{SHELL}]}}]}}'
+    ),
+    "a component": add(CLIENT, f'{{"format_version": 2, "components": [{SHELL}]}}'),
     "one space more": lambda app: (app / CLIENT).write_bytes(job_files.DOCUMENTS["config_fed_client.json"] + b" "),
     "code": add("custom/evil.py", "raise SystemExit"),
     "an empty code folder": lambda app: (app / "custom").mkdir(),
@@ -119,3 +130,26 @@ def test_a_jobs_process_looks_again(kits: dict[str, Path]) -> None:
     for name in ("startup", "../bea", "x y", ""):
         with pytest.raises(SystemExit, match="not a job's name"):
             start.check_job(str(kits["bea"]), "bea", name)
+
+
+def test_nothing_a_job_says_reaches_the_command_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a launcher's arguments nor an environment, an image or an interpreter of the job's own."""
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(launchers, "spawn_process", lambda command, env: started.append((command, env)) or object())
+    monkeypatch.setattr(launchers, "get_credential_env", lambda given: {})
+    context = FLContext()
+    context.set_prop(FLContextKey.JOB_PROCESS_ARGS, {JobProcessArgs.JOB_ID: ("-n", J)})
+    hostile = {"command": "/bin/sh", "args": ["-c", "sh"], "env": {"LD_PRELOAD": "sh"}, "python": "sh", "image": "sh"}
+    meta = {
+        "job_id": J,
+        "launcher_spec": {"bea": {"process": hostile}},
+        "environment": hostile,
+        "byoc": True,
+        **hostile,
+    }
+    launchers.SiteJobStarter().launch_job(meta, context)
+    ((command, environment),) = started
+    assert command == [sys.executable, "-u", "-m", "consilium.federation.start", "site-job", "-n", J]
+    assert environment == dict(os.environ)
+    with pytest.raises(ValueError, match="is not a job's name"):
+        launchers.SiteJobStarter().launch_job({**meta, "job_id": "../startup"}, context)
