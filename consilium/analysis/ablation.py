@@ -75,11 +75,17 @@ def axes_of(found: Mapping[str, AblationRow]) -> dict[str, dict[str, float]]:
     return {}
 
 
+def _room(values: Sequence[float], margins: float) -> float:
+    """The length whose share `margins` is left free around the values, so that the axis is long enough."""
+    spread = max(values) - min(values)
+    return max(LEAST_ROOM, spread, (LEAST_ROOM - spread) / margins)
+
+
 def bars(found: Mapping[str, AblationRow], what: str) -> Figure:
     """The mean over sites of every row, with ± over seeds; the axis starts just below the least value."""
     tint = model_tints(list(found))
     ends = [one.mean.value + sign * (one.mean.sd or 0.0) for one in found.values() for sign in (-1, 1)]
-    room = max(LEAST_ROOM, max(ends) - min(ends))
+    room = _room(ends, 0.5)
     with sheet(height=0.8 + 0.34 * len(found)) as figure:
         axes = figure.subplots()
         for i, (name, one) in enumerate(found.items()):
@@ -102,7 +108,7 @@ def radar(values: Mapping[str, Mapping[str, float]], what: str) -> Figure:
     names = list(next(iter(values.values())))
     angles = [2 * math.pi * k / len(names) for k in range(len(names))]
     every = [value for by in values.values() for value in by.values()]
-    room = max(LEAST_ROOM, max(every) - min(every))
+    room = _room(every, 0.35)
     with sheet(height=4.6, width=6.4) as figure:
         axes = figure.subplots(subplot_kw={"projection": "polar"})
         for name, by in values.items():

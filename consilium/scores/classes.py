@@ -55,11 +55,10 @@ class ClassReport:
 
 def class_report(truth: Sequence[int], chances: NDArray[np.floating[Any]], labels: Sequence[str]) -> ClassReport:
     """Measures of probabilities (cases, classes) against true classes (cases,)."""
-    from sklearn.metrics import confusion_matrix
-
     true = np.asarray(truth)
     said = chances.argmax(axis=1)
-    table = confusion_matrix(true, said, labels=range(len(labels)))
+    table = np.zeros((len(labels), len(labels)), np.int64)
+    np.add.at(table, (true, said), 1)
     right = (said == true).astype(np.float64)
     draws = np.random.default_rng(0).integers(0, len(true), (DRAWS, len(true)))
     classes = tuple(_measure(table, true, chances, i, draws) for i in range(len(labels)))
@@ -81,21 +80,36 @@ def class_report(truth: Sequence[int], chances: NDArray[np.floating[Any]], label
 def _measure(
     table: NDArray[Any], true: NDArray[Any], chances: NDArray[Any], i: int, draws: NDArray[np.int64]
 ) -> ClassMeasure:
-    from sklearn.metrics import roc_auc_score
-
     have = int(table[i].sum())
     others = int(table.sum()) - have
     false = int(table[:, i].sum() - table[i, i])
     area = ends = None
     if have and others:
-        area = float(roc_auc_score(true == i, chances[:, i]))
+        area = area_under_roc(true == i, chances[:, i])
         mixed = [draw for draw in draws if 0 < (true[draw] == i).sum() < len(draw)]
         if mixed:
-            areas = [roc_auc_score(true[draw] == i, chances[draw, i]) for draw in mixed]
+            areas = [area_under_roc(true[draw] == i, chances[draw, i]) for draw in mixed]
             low, high = np.percentile(areas, [2.5, 97.5])
             ends = (float(low), float(high))
     sensitivity = float(table[i, i] / have) if have else None
     return ClassMeasure(have, sensitivity, 1 - false / others if others else None, area, ends)
+
+
+def area_under_roc(positive: NDArray[np.bool_], score: NDArray[Any]) -> float:
+    """Of cases of both kinds, by trapezoids: scikit-learn's `roc_auc_score`, bit by bit, without its checks of inputs,
+    which take most of its time."""
+    if not np.isfinite(score).all():
+        raise ValueError("scores that are no finite numbers have no order")
+    order = np.argsort(-score, kind="stable")
+    ends = np.append(np.nonzero(np.diff(score[order]))[0], len(order) - 1)  # the last case of every score
+    hits = np.cumsum(positive[order], dtype=np.float64)[ends]
+    misses = 1 + ends.astype(np.float64) - hits
+    if len(ends) > 2:  # points between others on a line are left out
+        corners = (np.diff(misses, 2) != 0) | (np.diff(hits, 2) != 0)
+        kept = np.concatenate([[True], corners, [True]])
+        hits, misses = hits[kept], misses[kept]
+    y, x = (np.append(0.0, counts) / counts[-1] for counts in (hits, misses))
+    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2.0))
 
 
 def _calibration(confidence: NDArray[Any], right: NDArray[np.float64]) -> tuple[CalibrationBin, ...]:

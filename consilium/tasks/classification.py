@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from consilium.batch import Batch
 from consilium.networks import Network
+from consilium.scores.classes import area_under_roc
 from consilium.scores.rows import OWN
 from consilium.task import CaseScore, Task
 from consilium.tasks.features import pooled_activations
@@ -78,13 +79,11 @@ class Classification(Task):
 
     def score_all(self, outputs: Sequence[Tensor], truths: Sequence[Tensor], full: bool) -> list[CaseScore]:
         """The area under the ROC curve, one class against the rest, mean over the classes seen at the site."""
-        from sklearn.metrics import roc_auc_score
-
         if not full or not outputs:
             return []
         chances, truth = torch.stack(list(outputs)).softmax(1).numpy(), torch.stack(list(truths)).numpy()
         areas = [
-            float(roc_auc_score(truth == i, chances[:, i]))
+            area_under_roc(truth == i, chances[:, i])
             for i in range(len(self.labels))
             if 0 < (truth == i).sum() < len(truth)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from consilium.scores.classes import class_report
+from consilium.scores.classes import area_under_roc, class_report
 
 TRUTH = [0, 0, 0, 1, 1]
 CHANCES = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7], [0.6, 0.4]])
@@ -22,6 +22,18 @@ def test_confusion_sensitivity_specificity_and_auc_by_hand() -> None:
     assert [ill.auc, well.auc, found.auc] == pytest.approx([5 / 6] * 3)
     low, high = ill.auc_interval or (0, 0)
     assert 0 <= low <= 5 / 6 <= high <= 1
+
+
+def test_the_area_is_scikit_learns_bit_by_bit() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    for cases in (2, 3, 7, 40, 300):
+        for digits in (1, 2, 8):  # with few digits there are ties
+            for kind in (np.float32, np.float64):
+                positive = rng.permutation(np.arange(cases) < max(1, cases // 3))
+                score = (0.3 * positive + rng.random(cases)).round(digits).astype(kind)
+                assert area_under_roc(positive, score) == roc_auc_score(positive, score)
 
 
 def test_calibration_by_hand() -> None:
