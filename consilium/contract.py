@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,26 @@ def crash_after(event: str, round: int) -> Callable[[Mapping[str, Any]], None]:
             raise Interrupted
 
     return watch
+
+
+def copy_at(events: Collection[str], round: int, run: Path, to: Path) -> Callable[[Mapping[str, Any]], None]:
+    """A watcher that copies a run's folder into `to/<event>` at the first such event of a round.
+
+    The copy is what a process that is killed there leaves, and the run itself goes on. It keeps its name, on which the
+    noise of a private study depends.
+    """
+
+    def watch(seen: Mapping[str, Any]) -> None:
+        if seen["event"] in events and seen.get("round") == round and not (to / seen["event"]).exists():
+            shutil.copytree(run, to / seen["event"] / run.name)
+
+    return watch
+
+
+def run_and_copy(study: Study, runs: Path, event: str = "round", round: int = 2) -> tuple[Result, Path]:
+    """A whole run, and its folder as it was at an event of a round."""
+    path, to = RunFolder.path_of(study, runs), runs / "killed"
+    return run_in_process(study, runs, copy_at([event], round, path, to)), to / event / path.name
 
 
 class Tampered(InProcess):
@@ -143,15 +164,8 @@ def learns(whole: Result, share: float = 0.95) -> None:
     assert by_round[max(by_round)] < share * by_round[1], f"summed training loss by round: {by_round}"
 
 
-def resumes(study: Study, runs: Path, whole: Result, event: str = "round") -> None:
-    """A run that is killed at an `event` of round 2 and resumed ends with the bytes of the whole run."""
-    try:
-        run_in_process(study, runs, crash_after(event, 2))
-    except Interrupted:
-        pass
-    else:
-        raise AssertionError(f"there was no event '{event}' in round 2")
-    (path,) = runs.iterdir()
+def resumes(path: Path, whole: Result) -> None:
+    """The folder of a run that was killed, resumed, ends with the bytes of the whole run."""
     assert not (path / "summary.json").exists(), "a summary was written by a run that was killed"
     resumed = simulation.resume(path, workers=0)
     assert state(resumed) == state(whole), "the resumed run ends with other weights"
@@ -191,10 +205,14 @@ def goes_on_with_one_reply(study: Study, runs: Path) -> RunFolder:
     return folder
 
 
-def repeats_an_order(study: Study, runs: Path) -> None:
-    """An order that is delivered twice gets the same answer twice."""
+def after_one_round(study: Study, runs: Path) -> Stage:
     stage = Stage(study, runs)
     stage.round(0)
+    return stage
+
+
+def repeats_an_order(stage: Stage) -> None:
+    """After the first round, an order that is delivered twice gets the same answer twice."""
     site, worker = next(iter(stage.workers.items()))
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[1]))
     first, second = (packet_files.to_bytes(stage.train(site, order, 1, 0)) for _ in range(2))
@@ -203,10 +221,9 @@ def repeats_an_order(study: Study, runs: Path) -> None:
     assert worker.memories.rounds() == kept
 
 
-def keeps_its_inputs(study: Study, runs: Path) -> None:
-    """No function of a method changes its arguments: order, memory, server state, replies, release."""
-    stage = Stage(study, runs)
-    stage.round(0)
+def keeps_its_inputs(stage: Stage) -> None:
+    """After the first round, no function of a method changes its arguments: order, memory, server state, replies,
+    release."""
     method, round = stage.method, stage.rounds[1]
     server, before = stage.server, digest(stage.server)
     replies = {}
@@ -267,13 +284,15 @@ def check_contract(name: str, say: Callable[[str], None], **fields: Any) -> int:
     with tempfile.TemporaryDirectory(prefix="consilium-contract-") as place:
         folder = Path(place)
         study = toy_study(write_toy(folder / "toy"), name, **{f"method__{key}": value for key, value in fields.items()})
-        whole = run_in_process(study, folder / "whole")
+        whole, killed = run_and_copy(study, folder / "whole")
         promises: dict[str, Callable[[], object]] = {
             "it learns: the training loss falls in three rounds": lambda: learns(whole, 1.0),
-            "a killed run that is resumed has the same bits": lambda: resumes(study, folder / "resumed", whole),
+            "a killed run that is resumed has the same bits": lambda: resumes(killed, whole),
             "one reply is enough, and the run goes on": lambda: goes_on_with_one_reply(study, folder / "hurt"),
-            "an order that comes twice changes nothing": lambda: repeats_an_order(study, folder / "twice"),
-            "no verb changes what it is given": lambda: keeps_its_inputs(study, folder / "inputs"),
+            "an order that comes twice changes nothing": lambda: repeats_an_order(
+                after_one_round(study, folder / "twice")
+            ),
+            "no verb changes what it is given": lambda: keeps_its_inputs(after_one_round(study, folder / "inputs")),
             "blank declares what a site sends": lambda: declares_its_uplinks(study, folder / "blank"),
         }
         for promise, kept in promises.items():

@@ -35,7 +35,7 @@ SUPERVISED = {"task__network": "plain-unet", "task__widths": [4, 8, 8], "task__r
 
 def organ_study(folder: Path, method: str = "fedavg", **changes: Any) -> Study:
     wanted = {"task__patch": [12, 12], "task__loss": "dice+ce", "task__augment": ["flip"], "study__score_every": 1}
-    return toy_study(folder, method, **{**wanted, **changes})
+    return toy_study(folder, method, **{**wanted, "local__batch_size": 2, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,21 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:  # `organs` without the cases that have no mask
     return write_organs(tmp_path_factory.mktemp("organs") / "drawn")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of two rounds on a folder of organs, made once."""
+    made: dict[str, Result] = {}
+
+    def run(folder: Path, method: str, **changes: Any) -> Result:
+        key = f"{folder} {method} {changes}"
+        if key not in made:
+            study = organ_study(folder, method, study__rounds=2, **changes)
+            made[key] = run_in_process(study, tmp_path_factory.mktemp("runs"))
+        return made[key]
+
+    return run
 
 
 def weights(result: Result) -> tuple[bytes, bytes]:
@@ -83,36 +98,31 @@ def scored(result: Result, split: str) -> dict[tuple[str, ...], float]:
     ids=["fedavg", "local", "fedsm", "pooled", "solo", "fedavg-pl", "ufps", "ufps live", "complete tests", *PERSONAL],
 )
 def test_hidden_masks_swapped_for_noise_give_the_same_weights(
-    method: str, changes: dict[str, Any], organs: Path, noisy: Path, tmp_path: Path
+    method: str, changes: dict[str, Any], organs: Path, noisy: Path, trained: Any
 ) -> None:
     """Bit by bit: the last weights, the weights chosen on validation, and all validation scores."""
-    true, swapped = (_run(folder, method, changes, tmp_path / folder.name) for folder in (organs, noisy))
+    true, swapped = (trained(folder, method, **changes) for folder in (organs, noisy))
     assert weights(true) == weights(swapped)
     assert scored(true, "valid") == scored(swapped, "valid")
     complete = "data__test_masks" in changes
     assert (scored(true, "test") == scored(swapped, "test")) is not complete  # there, and only there, they are read
 
 
-def _run(folder: Path, method: str, changes: dict[str, Any], runs: Path) -> Result:
-    return run_in_process(organ_study(folder, method, study__rounds=2, **changes), runs)
-
-
-def test_annotated_masks_do_matter(organs: Path, tmp_path: Path) -> None:
+def test_annotated_masks_do_matter(organs: Path, trained: Any, tmp_path: Path) -> None:
     """The test above can fail: noise in what is annotated gives other weights."""
     spoilt = write_organs(tmp_path / "spoilt", noise="square", unlabelled=2)
-    results = [_run(folder, "fedavg", {}, tmp_path / "runs") for folder in (organs, spoilt)]
-    assert weights(results[0]) != weights(results[1])
+    assert weights(trained(organs, "fedavg")) != weights(trained(spoilt, "fedavg"))
 
 
 @pytest.mark.parametrize(
     "method", ["fedavg", "solo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "pooled", "fedsm"))]
 )
 def test_cases_without_a_mask_are_left_out_of_supervised_training(
-    method: str, organs: Path, drawn: Path, tmp_path: Path
+    method: str, organs: Path, drawn: Path, trained: Any
 ) -> None:
     """Bit by bit as if they were not there; and the user is told."""
     changes = {"task__patch": []} if method == "pooled" else {}
-    with_them, without = (_run(folder, method, changes, tmp_path / folder.name) for folder in (organs, drawn))
+    with_them, without = (trained(folder, method, **changes) for folder in (organs, drawn))
     assert weights(with_them) == weights(without)
     assert scored(with_them, "valid") == scored(without, "valid")
     assert scored(with_them, "test") == scored(without, "test")
@@ -134,12 +144,12 @@ def test_cases_without_a_mask_are_left_out_of_supervised_training(
     ],
 )
 def test_methods_with_teachers_learn_from_cases_without_a_mask(
-    method: str, organs: Path, drawn: Path, tmp_path: Path
+    method: str, organs: Path, drawn: Path, trained: Any
 ) -> None:
     """Teachers are the same, bit by bit: they learn from masks alone. The common model is another."""
     servers = []
     for folder in (organs, drawn):
-        run = _run(folder, method, {}, tmp_path / folder.name)
+        run = trained(folder, method)
         kind: Any = RunFolder.open(run.folder).study.method
         servers.append(packet_files.load(run.folder / "last.safetensors", kind.Server))
         steps = {e["site"]: e["steps"] for e in RunFolder.open(run.folder).events() if e.get("phase") == "train"

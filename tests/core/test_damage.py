@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from consilium import packet_files, simulation, store, tree
-from consilium.contract import Interrupted, crash_after, digest, run_in_process
+from consilium.contract import Interrupted, crash_after, digest, run_and_copy, run_in_process
 from consilium.errors import RunError
 from consilium.files import checked_line, read_line
 from consilium.prediction import open_predictor
@@ -187,18 +187,16 @@ def test_a_release_of_0_1_opens_and_says_so_once(tmp_path: Path, caplog: pytest.
 @pytest.fixture(scope="module")
 def calm(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SCAFFOLD, whose sites remember: a run that nothing happened to."""
-    return run_in_process(study(federation), tmp_path_factory.mktemp("calm")).folder
+    return run_and_copy(study(federation), tmp_path_factory.mktemp("calm"))[0].folder
 
 
 def study(federation: Path) -> Any:
     return toy_study(federation, "scaffold", study__rounds=3, study__score_every=3, local__batch_size=4)
 
 
-def crashed(federation: Path, runs: Path) -> Path:
+def crashed(calm: Path, runs: Path) -> Path:
     """The same, ended by a crash after its second round."""
-    with pytest.raises(Interrupted):
-        run_in_process(study(federation), runs, crash_after("round", 2))
-    return only(runs, "*")
+    return Path(shutil.copytree(calm.parent / "killed/round" / calm.name, runs / calm.name))
 
 
 def state_files(run: Path, index: int) -> set[Path]:
@@ -210,10 +208,10 @@ def state_files(run: Path, index: int) -> set[Path]:
 
 @pytest.mark.parametrize("what", ["document", "weights"])
 def test_a_damaged_state_is_made_again_from_the_one_before(
-    what: str, harm: Callable[[Path], None], federation: Path, calm: Path, tmp_path: Path
+    what: str, harm: Callable[[Path], None], calm: Path, tmp_path: Path
 ) -> None:
     """Round 2 is made again, and the run ends with the very bytes of one that nothing happened to."""
-    run = crashed(federation, tmp_path)
+    run = crashed(calm, tmp_path)
     for path in [run / "server" / "00001.json"] if what == "document" else state_files(run, 1):
         harm(path)
     simulation.resume(run, workers=0)
@@ -234,10 +232,10 @@ def memory_files(run: Path, index: int, site: str = "bea") -> set[Path]:
 
 @pytest.mark.parametrize("harm", [turn_a_bit, Path.unlink])
 def test_a_damaged_memory_is_made_again_by_repeating_its_round(
-    harm: Callable[[Path], None], federation: Path, calm: Path, tmp_path: Path
+    harm: Callable[[Path], None], calm: Path, tmp_path: Path
 ) -> None:
     """The state before that round and the memory before it are kept: the run ends with the very same bytes."""
-    run = crashed(federation, tmp_path)
+    run = crashed(calm, tmp_path)
     for path in memory_files(run, 1):
         harm(path)
     simulation.resume(run, workers=0)
@@ -295,9 +293,9 @@ def test_a_private_study_does_not_repeat_a_round(federation: Path, tmp_path: Pat
 
 
 def test_without_a_sound_state_the_sentence_names_the_file_and_a_command(
-    harm: Callable[[Path], None], federation: Path, tmp_path: Path
+    harm: Callable[[Path], None], calm: Path, tmp_path: Path
 ) -> None:
-    run = crashed(federation, tmp_path)
+    run = crashed(calm, tmp_path)
     damaged = [*state_files(run, 0), *state_files(run, 1)]
     for path in damaged:
         harm(path)
@@ -347,9 +345,9 @@ def test_a_best_state_of_0_1_is_checked_where_that_is_possible(
     assert ("written again from the run's store" in caplog.text) is not fetched
 
 
-def test_a_journal_with_rubbish_at_its_end_goes_on(federation: Path, calm: Path, tmp_path: Path) -> None:
+def test_a_journal_with_rubbish_at_its_end_goes_on(calm: Path, tmp_path: Path) -> None:
     """A file system may show zeros, or half of two lines, where a power cut ended an append."""
-    run = crashed(federation, tmp_path)
+    run = crashed(calm, tmp_path)
     with (run / "journal.jsonl").open("ab") as file:
         file.write(b'{"event": "trai\n\0\0\0\0\n\0\0')
     simulation.resume(run, workers=0)
@@ -378,8 +376,8 @@ def test_a_line_of_0_1_has_no_checksum_and_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "scores.csv"])
-def test_a_changed_digit_stops_whoever_reads_it(name: str, federation: Path, calm: Path, tmp_path: Path) -> None:
-    run = crashed(federation, tmp_path) if name == "journal.jsonl" else tmp_path / "run"
+def test_a_changed_digit_stops_whoever_reads_it(name: str, calm: Path, tmp_path: Path) -> None:
+    run = crashed(calm, tmp_path) if name == "journal.jsonl" else tmp_path / "run"
     if name == "scores.csv":
         shutil.copytree(calm, run)
         (run / "summary.json").unlink()  # not finished: resume looks at its scores

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from consilium import simulation
-from consilium.contract import Interrupted, crash_after, run_in_process, state
+from consilium.contract import run_and_copy, state
 from consilium.errors import StudyError
 from consilium.fields import to_toml
 from consilium.legacy import MODULES, told_by_0_1
@@ -89,10 +89,7 @@ OLD = {"local": {"local": "state"}, "fedsm": {"global": "global_state", "persona
 @pytest.mark.parametrize(("method", "did"), [("local", "kept"), ("fedsm", "kept"), ("apfl", "fresh")])
 def test_a_run_goes_on_bit_by_bit(method: str, did: str, federation: Path, tmp_path: Path) -> None:
     study = toy_study(federation, method, local__batch_size=4, local__optimizer_state=did)
-    whole = run_in_process(study, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        run_in_process(study, tmp_path / "cut", crash_after("round", 2))
-    (run,) = (tmp_path / "cut").iterdir()
+    whole, run = run_and_copy(study, tmp_path)
     (run / "study.toml").write_text(as_written_by_0_1(study), encoding="utf-8")
     memories = list(run.glob("sites/*/memory/*.json"))
     assert len(memories) >= 3
@@ -173,10 +170,7 @@ def test_a_study_of_ufps_keeps_the_hash_it_had() -> None:
 def test_a_run_of_ufps_with_flat_fields_goes_on_bit_by_bit(organs: Path, tmp_path: Path) -> None:
     starts = {"method__sharpness__start": 0.0, "method__uncertainty__trust_from": 0.0}
     study = toy_study(organs, "ufps", local__batch_size=4, method__teachers__rounds=1, study__rounds=2, **starts)
-    whole = run_in_process(study, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        run_in_process(study, tmp_path / "cut", crash_after("round", 1))
-    (run,) = (tmp_path / "cut").iterdir()
+    whole, run = run_and_copy(study, tmp_path, round=1)
     (run / "study.toml").write_text(flat(study), encoding="utf-8")
     assert state(simulation.resume(run, workers=0)) == state(whole)
 
@@ -185,10 +179,7 @@ def test_a_teacher_in_a_memory_of_0_1_is_found(organs: Path, tmp_path: Path) -> 
     """0.1 called it `school`: in the memory's shape and in the paths of its weights."""
     short = {"method__teachers__rounds": 1, "local__batch_size": 4}  # the second round is one with label maps
     study = toy_study(organs, "fedavg-pl", local__optimizer_state="fresh", **short)
-    whole = run_in_process(study, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        run_in_process(study, tmp_path / "cut", crash_after("round", 2))
-    (run,) = (tmp_path / "cut").iterdir()
+    whole, run = run_and_copy(study, tmp_path)
     for path in run.glob("sites/*/memory/*.json"):
         facts = json.loads(path.read_text())
         facts.pop("digest")
@@ -202,10 +193,7 @@ def test_a_teacher_in_a_memory_of_0_1_is_found(organs: Path, tmp_path: Path) -> 
 def test_a_pooled_run_goes_on_under_the_name_its_site_had(federation: Path, tmp_path: Path) -> None:
     """0.1 called the virtual site `pooled`: folder, origin, states and journal have that name, and so has the rest."""
     study = toy_study(federation, "pooled", local__batch_size=4, local__optimizer_state="kept", study__firewall="off")
-    whole = run_in_process(study, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        run_in_process(study, tmp_path / "cut", crash_after("round", 2))
-    (run,) = (tmp_path / "cut").iterdir()
+    whole, run = run_and_copy(study, tmp_path)
     (run / "sites" / "(pooled)").rename(run / "sites" / "pooled")
     for path in [run / "origin.json", run / "journal.jsonl", *run.glob("server/*.json")]:
         path.write_text(without_digest(path.read_text().replace("(pooled)", "pooled"), path))

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from consilium.batch import Batch
-from consilium.contract import Interrupted, crash_after, run_in_process, state
+from consilium.contract import run_and_copy, state
 from consilium.data.site_folder import Case
 from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import StudyError
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_not_finite_adds_nothing() -> None:
 
 def test_patients_are_drawn_each_by_itself(federation: Path, tmp_path: Path) -> None:
     """8 cases, batches of 2: every patient is in a step with chance 1/4; over 400 steps that is 800 ± 4 √600."""
-    site = opened(private_study(federation, local__epochs=100), tmp_path)
+    site = opened(private_study(federation, local__epochs=100, local__batch_size=2), tmp_path)
     start = [site.task.initial()]
     found = list(draws(site, ROUND, start, 10, ["global"]))
     assert sampling(8, Local(batch_size=2, epochs=100)) == (0.25, 400)
@@ -222,10 +222,7 @@ def test_a_private_run_has_the_same_bits_when_it_is_resumed(
     method: str, changes: dict[str, Any], federation: Path, tmp_path: Path
 ) -> None:
     study = private_study(federation, method, **changes)
-    whole = run_in_process(study, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        run_in_process(study, tmp_path / "cut", crash_after("round", 1))
-    (cut,) = (tmp_path / "cut").iterdir()
+    whole, cut = run_and_copy(study, tmp_path, round=1)
     assert state(whole) == state(resume(cut, workers=0))
     train = [event for event in RunFolder.open(whole.folder).events() if event["event"] == "train"]
     assert all(event["loss"] is None for event in train)

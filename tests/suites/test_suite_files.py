@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from consilium.data.phantoms import write_phantom
 from consilium.data.site_folder import read_federation
-from consilium.suites import load_suite
+from consilium.suites import load_suite as read_suite
 from consilium.suites.drawing import Drawing
 from consilium.suites.planning import Planned, candidates, folder_of, reference, rows, study_of, trials, without
 from consilium.suites.reading import Phantom
@@ -31,10 +32,39 @@ APPLE = sorted([*STUDIES.glob("apple_table*.toml"), STUDIES / "apple_small.toml"
 APPLE_PAPER = tomllib.loads((STUDIES / "apple_paper.toml").read_text(encoding="utf-8"))
 PAPER = tomllib.loads((STUDIES / "fedsm_paper.toml").read_text(encoding="utf-8"))
 UFPS_PAPER = tomllib.loads((STUDIES / "ufps_paper.toml").read_text(encoding="utf-8"))
+load_suite = cache(read_suite)  # most are looked at by several tests
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("eyes") / "any")
+
+
+@pytest.fixture(scope="module")
+def prostate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prostate") / "any"
+    write_phantom("prostate", folder, 18, 32, 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits") / "any"
+    write_phantom("digits", folder, 200, 8, sites=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def abdomen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("abdomen") / "any"
+    write_phantom("abdomen", folder, 10, 24)
+    return folder
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
-def test_a_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_is_sound(
+    path: Path, eyes: Path, prostate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
     suite = load_suite(path)
     assert suite.papers
@@ -43,12 +73,11 @@ def test_a_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert (suite.phantom is not None) == quick
     monkeypatch.chdir(tmp_path)
     kind = "prostate" if "table4" in path.stem else "retina"
-    first = tmp_path / "any"  # any federation of the right dimensions will do to make the studies
-    write_phantom("prostate", first, 18, 32, 0) if kind == "prostate" else write_toy(first)
+    first = prostate if kind == "prostate" else eyes  # any of the right dimensions will do to make the studies
     for seed in suite.heading.seeds:
-        shutil.copytree(
-            first, tmp_path / (f"{suite.phantom.to}-s{seed}" if suite.phantom else f"data/{kind}{seed or ''}")
-        )
+        place = Path(f"{suite.phantom.to}-s{seed}" if suite.phantom else f"data/{kind}{seed or ''}")
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(first)
     for row in rows(suite):
         for planned in trials(suite, row):
             study_of(suite, planned)
@@ -59,19 +88,17 @@ def test_a_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("stem", [*QUESTIONS, *REAL])
 def test_a_suite_without_a_table_of_a_paper_is_sound(
-    stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stem: str, eyes: Path, prostate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = STUDIES / f"{stem}.toml"
     assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
     suite = load_suite(path)
     monkeypatch.chdir(tmp_path)
-    first = tmp_path / "any"
     sliced = stem in REAL or "prostate" in stem
-    write_phantom("prostate", first, 18, 32, 0) if sliced else write_toy(first)
     drawn = [f"{suite.phantom.to}-s0"] if suite.phantom else suite.grid.get("data.federation", ["data/retina"])
     for place in drawn:
         Path(place).parent.mkdir(exist_ok=True)
-        Path(place).symlink_to(first)
+        Path(place).symlink_to(prostate if sliced else eyes)
     for row in rows(suite):
         for chosen in candidates(suite, row)[:1]:
             study = study_of(suite, Planned(row, chosen, 0))
@@ -86,17 +113,16 @@ def test_every_suite_is_listed_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("path", APPLE, ids=lambda path: path.stem)
-def test_an_apple_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apple_suite_is_sound(path: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every study can be made, and every method makes as many steps: adaptation counts as the rounds it replaces."""
     assert path.read_text(encoding="utf-8").startswith(f"# consilium suite studies/{path.name}\n")
     suite = load_suite(path)
     assert suite.papers and (suite.phantom is not None) == path.stem.endswith("_quick")
     monkeypatch.chdir(tmp_path)
-    write_phantom("digits", tmp_path / "any", 200, 8, sites=3)  # any classification will do to make the studies
     for to in suite.grid["data.federation"]:
         name = f"{to}-s0" if suite.phantom else to
         Path(name).parent.mkdir(exist_ok=True)
-        Path(name).symlink_to(tmp_path / "any")
+        Path(name).symlink_to(digits)  # any classification will do to make the studies
     epochs = set()
     first = suite.grid["data.federation"][0]
     for row in (row for row in rows(suite) if row.settings["data.federation"] == first):
@@ -106,13 +132,6 @@ def test_an_apple_suite_is_sound(path: Path, tmp_path: Path, monkeypatch: pytest
     assert len(epochs) == 1, epochs
     names = list(dict.fromkeys(without(row, "data.federation").name for row in rows(suite)))
     assert len(names) == {"table1": 10, "small": 10, "table2": 10, "table3": 1}[path.stem.split("_")[1]]
-
-
-@pytest.fixture(scope="module")
-def abdomen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("abdomen") / "any"
-    write_phantom("abdomen", folder, 10, 24)
-    return folder
 
 
 @pytest.mark.parametrize("path", [*UFPS, *FIGURE2, TEACHERS], ids=lambda path: path.stem)
