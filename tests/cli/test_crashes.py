@@ -109,7 +109,7 @@ def test_a_killed_private_run_spends_nothing_twice(federation: Path, tmp_path: P
 def test_a_killed_worker_is_a_site_that_did_not_answer(federation: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
-    long = ("--set", "local.epochs=40", "--set", "study.score_every=3")  # until the end the worker does nothing else
+    long = ("--set", "local.epochs=80", "--set", "study.score_every=3")  # until the end the worker does nothing else
     process = Running(tmp_path / "first", "run", study, "--workers", 1, "--runs", runs, *long)
     wait_for(lambda: [e for e in events(runs) if e["event"] == "start"], "the start")
     (stem,) = children_of(process.pid)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pyt
 
 def test_a_killed_site_is_missed_and_comes_back_by_itself(running: Running, federation: Path, tmp_path: Path) -> None:
     study = toy_study(
-        federation, "apfl", study__name="returning", study__rounds=40, study__score_every=40, study__deadline=100.0
+        federation, "apfl", study__name="returning", study__rounds=40, study__score_every=40, study__deadline=280.0
     )
     running.admin.submit(study)
     running.wait_for_round(study, 3)
