@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import highdicom
 import numpy as np
 from numpy.typing import NDArray
 from pydicom import dcmread
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.sr.codedict import codes
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 PERSON = "Nightingale^Florence"  # must not be found in anything that leaves a site
@@ -60,6 +58,9 @@ def write_series(
 
 def write_seg(path: Path, series: Path, mask: NDArray[Any], segments: int) -> None:
     """A DICOM SEG as archives hold them: slices without a segment are left out. `mask` is in the order of reading."""
+    import highdicom  # slow to load, and few tests write these
+    from pydicom.sr.codedict import codes
+
     algorithm = highdicom.AlgorithmIdentificationSequence("hand", codes.DCM.ArtificialIntelligence, "1")
     parts = [
         highdicom.seg.SegmentDescription(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from consilium import toy_federation
 from consilium.data.site_folder import Case
 from consilium.data.site_writing import write_federation_toml, write_site
-from consilium.toy_federation import PLAIN_SGD, SIZES, TOY_FIELDS, draw, toy_study, write_toy
+from consilium.study import Study
+from consilium.toy_federation import PLAIN_SGD, SIZES, TOY_FIELDS, draw, write_toy
 
 ANNOTATED = {"ada": ("round",), "bea": ("square",), "cid": ("round", "square")}
 __all__ = ["PLAIN_SGD", "SIZES", "TOY_FIELDS", "draw", "toy_study", "write_organs", "write_toy"]
 VALUE = {"round": 1, "square": 2}
 SPLITS = ("train", "train", "train", "valid", "test")
+
+
+def toy_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study:
+    """The package's toy study in batches of four: steps enough to learn, and no more."""
+    changes.setdefault("local__batch_size", 2 if method == "per-fedavg" else 4)
+    return toy_federation.toy_study(federation, method, **changes)
 
 
 def write_organs(

@@ -76,7 +76,7 @@ def test_runs_that_differ_in_more_are_no_lambda_sweep(finished: Mapping[str, Pat
     shutil.copytree(finished["guest"], run)
     study = (run / "study.toml").read_text()
     (run / "study.toml").write_text(
-        study.replace("pull = 0.6", "pull = 0.5").replace("batch_size = 2", "batch_size = 4")
+        study.replace("pull = 0.6", "pull = 0.5").replace("batch_size = 4", "batch_size = 8")
     )
     with pytest.raises(RunError, match=r"differ in local\.batch_size too"):
         lambda_sweep(Runs([finished["guest"], run]).views)

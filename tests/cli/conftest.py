@@ -23,7 +23,7 @@ residual_units = 1
 selector_widths = [4, 8]
 
 [local]
-batch_size = 2
+batch_size = 4
 lr = 0.01
 """
 

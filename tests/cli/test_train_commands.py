@@ -190,6 +190,15 @@ def test_demo_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pool: An
     monkeypatch.setattr(demo, "CASES", 18)
     monkeypatch.setattr(demo, "SIZE", 16)
     monkeypatch.setattr(demo, "Pool", lambda size: contextlib.nullcontext(pool))
+    studies = tmp_path / "studies"
+    studies.mkdir()
+    for path in demo.folder_of_studies().glob("demo_*.toml"):
+        text = path.read_text(encoding="utf-8")
+        for large, small in (("size = [64, 64]", "size = [16, 16]"), ("widths = [8, 16, 32, 64]", "widths = [4, 8]")):
+            assert large in text
+            text = text.replace(large, small)
+        (studies / path.name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(demo, "folder_of_studies", lambda: studies)
     monkeypatch.setenv("COLUMNS", "140")
     to = tmp_path / "demo"
     done = call("demo", "--to", to, "--rounds", 1, "--workers", 2)

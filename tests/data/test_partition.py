@@ -59,12 +59,12 @@ def test_practical_shares_are_the_paper_s() -> None:
 
 
 @pytest.mark.parametrize("classes", [9, 10, 11])
-@pytest.mark.parametrize("seed", range(20))
-def test_pathological_shares_are_the_paper_s(classes: int, seed: int) -> None:
-    held = shares(Cut("pathological", 12, seed), classes)
-    assert ((held > 0).sum(axis=1) == 2).all()  # two classes per site, never the same twice
-    assert held.sum(axis=0) == pytest.approx(np.ones(classes))
-    assert set((held > 0).sum(axis=0)) <= {1, 2, 3, 4}
+def test_pathological_shares_are_the_paper_s(classes: int) -> None:
+    for seed in range(20):
+        held = shares(Cut("pathological", 12, seed), classes)
+        assert ((held > 0).sum(axis=1) == 2).all(), seed  # two classes per site, never the same twice
+        assert held.sum(axis=0) == pytest.approx(np.ones(classes)), seed
+        assert set((held > 0).sum(axis=0)) <= {1, 2, 3, 4}, seed
 
 
 def test_dirichlet_s_alpha_is_its_evenness() -> None:

@@ -20,6 +20,8 @@ from consilium.export.network import portable
 from consilium.study import Study
 from consilium.study_reading import make_study
 
+pytestmark = pytest.mark.xdist_group("monai")  # one process loads it
+
 
 def study_of(preprocess: dict[str, Any], **facts: Any) -> Study:
     given = {"task": "segmentation", "labels": ["disc", "cup"], "dimensions": 2, "channels": 3, **facts}

@@ -29,7 +29,7 @@ from consilium.site import SiteCard
 from consilium.study import Study
 from tests.toy import SIZES, toy_study
 
-pytestmark = pytest.mark.xdist_group("export")  # the runs and exports below are made once
+pytestmark = pytest.mark.xdist_group("monai")  # one process loads it, and makes the runs and exports below once
 
 
 @pytest.fixture(scope="module", autouse=True)

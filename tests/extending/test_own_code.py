@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from consilium import extensions, simulation
 from consilium.cli.main import app
 from consilium.errors import RunError, StudyError
+from consilium.export.exporting import export_run
 from consilium.extensions import code_hash, code_hashes, named_code, registered
 from consilium.hospital import read_hospital
 from consilium.run_folder import RunFolder
@@ -48,13 +49,14 @@ def test_the_page_has_its_five_examples() -> None:
     assert set(FILES) == {"mine.py", "mine.toml", "steps.py", "steps.toml", "median.py", "squares.py", "tracker.py"}
 
 
+@pytest.mark.xdist_group("monai")  # exports use it
 def test_a_network_and_a_loss(here: Path) -> None:
     """Trained, reported, exported, used where the file is not; a change of the file is noticed."""
     study = load_study(here / "mine.toml")
     assert sum(p.numel() for p in study.task.network().parameters()) == 6 * 9 + 6 + 2 * 6 + 2  # width = 6
     result = simulation.run(study, here / "runs", workers=0)
     consilium("report", result.folder, "--to", here / "page.html")
-    consilium("export", result.folder, "--to", here / "out")
+    export_run(result.folder, here / "out", check=False)  # the slow tier checks it in a fresh process
     changed = here / "mine.py"
     text = changed.read_text()
     changed.unlink()
@@ -63,6 +65,12 @@ def test_a_network_and_a_loss(here: Path) -> None:
     changed.write_text(text.replace("** 2", "** 3"))
     with pytest.raises(RunError, match=r"the plug-in file mine\.py is another"):
         simulation.run(load_study(here / "mine.toml"), here / "runs", workers=0)
+
+
+@pytest.mark.slow
+def test_an_exported_network_is_checked_in_a_fresh_process(here: Path) -> None:
+    result = simulation.run(load_study(here / "mine.toml"), here / "runs", workers=0)
+    assert "outputs differ by at most" in consilium("export", result.folder, "--to", here / "out")
 
 
 def test_an_augmentation_a_score_and_a_step(here: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_state_is_not_changed_by_its_use() -> None:
 
 
 def test_every_job_sees_the_same_batches(federation: Path, tmp_path: Path) -> None:
-    here = toy_site(federation, tmp_path, task__augment=["flip", "noise"], local__epochs=2)
+    here = toy_site(federation, tmp_path, task__augment=["flip", "noise"], local__epochs=2, local__batch_size=2)
     seen: dict[str, list[Any]] = {"first": [], "second": []}
 
     def watched(name: str) -> Job:

@@ -272,7 +272,9 @@ def test_p_acts_on_what_leaves_through_training_alone() -> None:
 
 @pytest.mark.parametrize("policy", ["average", "local-statistics"])
 def test_running_statistics_are_the_personal_models_own_and_stay(policy: str, federation: Path, tmp_path: Path) -> None:
-    study = toy_study(federation, "apple", task__norm="batch", local__batchnorm=policy, study__rounds=2)
+    study = toy_study(
+        federation, "apple", task__norm="batch", local__batchnorm=policy, study__rounds=2, local__batch_size=2
+    )
     parameters = {f"core/{name}" for name in study.task.parameters()}
 
     def hand(site: str, head: Envelope, reply: Reply) -> Reply:

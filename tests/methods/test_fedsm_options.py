@@ -68,7 +68,7 @@ def test_the_loss_of_the_model_and_of_the_selector_are_both_told(federation: Pat
     told = {}
     for personal in ("softpull", "apfl"):
         fields = {"study__rounds": 1, "method__confidence": 0.5, "method__selector_training": "synchronised"}
-        study = toy_study(federation, "fedsm", method__personal=personal, **fields)
+        study = toy_study(federation, "fedsm", method__personal=personal, local__batch_size=2, **fields)
         events = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder).events()
         told[personal] = [event for event in events if event["event"] == "train"]
         assert all(0 < event["loss"] < 1 and event["steps"] >= 4 for event in told[personal])  # a Dice loss

@@ -233,7 +233,7 @@ def test_decoders_by_module() -> None:
 @pytest.fixture(scope="module")
 def climbing(organs: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One site's round in each of the ways, from the same weights, on its own annotation."""
-    study = toy_study(organs, "fedavg", local__optimizer="sgd", local__momentum=0.0, local__lr=0.1)
+    study = toy_study(organs, "fedavg", local__optimizer="sgd", local__momentum=0.0, local__lr=0.1, local__batch_size=2)
     site = Stage(study, tmp_path_factory.mktemp("climb")).workers["cid"].site
     start, round = site.task.initial(), Round(3, "train", 1, 4)
 

@@ -11,6 +11,7 @@ from torch import nn
 from consilium.errors import StudyError
 from consilium.networks.monai_nets import DenseNet, DynUNet, ResNet, SegResNet, SwinUNETR
 
+pytestmark = pytest.mark.xdist_group("monai")  # one process loads it
 SEGMENT: list[tuple[Any, tuple[int, ...]]] = [
     (DynUNet(widths=(4, 8, 8)), (13, 18)),
     (DynUNet(widths=(4, 8, 8), flat_levels=1, residual=True, norm="batch"), (5, 12, 9)),

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from monai.losses import DiceCELoss, DiceLoss
-from monai.networks.nets import UNet as MonaiUNet
 
 from consilium.networks.nested_unet import NestedUNet
 from consilium.tasks.dice import dice_loss
+
+pytestmark = pytest.mark.xdist_group("monai")  # one process loads it
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ from consilium.tasks.dice import dice_loss
     ],
 )
 def test_the_unet_is_monais(dimensions: int, widths: tuple[int, ...], residual: int, norm: str, dropout: float) -> None:
+    from monai.networks.nets import UNet as MonaiUNet
+
     torch.manual_seed(1)
     ours = NestedUNet(dimensions, 2, 3, widths, residual, norm, dropout)
     after_ours = torch.rand(1)
@@ -54,6 +56,8 @@ def test_the_unet_is_monais(dimensions: int, widths: tuple[int, ...], residual: 
     ],
 )
 def test_the_dice_loss_is_monais(exclusive: bool, background: bool, how: dict[str, Any]) -> None:
+    from monai.losses import DiceLoss
+
     torch.manual_seed(3)
     logits = torch.randn(3, 4, 9, 7)
     truth = torch.randint(0, 4, (3, 1, 9, 7)) if exclusive else torch.randint(0, 2, (3, 4, 9, 7)).float()
@@ -70,6 +74,8 @@ def test_the_dice_loss_is_monais(exclusive: bool, background: bool, how: dict[st
 
 
 def test_dice_and_cross_entropy_are_monais() -> None:
+    from monai.losses import DiceCELoss
+
     from consilium.tasks.segmentation import Segmentation
 
     torch.manual_seed(4)

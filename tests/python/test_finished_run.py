@@ -19,6 +19,8 @@ from consilium.finished_run import FinishedRun, open_run
 from consilium.toy_federation import SIZES
 from tests.toy import toy_study
 
+pytestmark = pytest.mark.xdist_group("monai")  # one process loads it, and makes the runs below once
+
 
 @pytest.fixture(scope="module")
 def finished(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from monai.metrics import compute_hausdorff_distance
 from torch import Tensor
 
 from consilium.batch import Batch
@@ -299,9 +298,12 @@ def test_nested_scores_use_whole_regions() -> None:
     assert (found["disc", "dice"], found["cup", "dice"]) == (1.0, 0.0)
 
 
+@pytest.mark.xdist_group("monai")
 @pytest.mark.parametrize("seed", range(4))
 def test_distances_are_monais(seed: int) -> None:
     """Blobs in a volume of thick slices: the Hausdorff distance and its 95th percentile, in voxels and in mm."""
+    from monai.metrics import compute_hausdorff_distance
+
     rng = np.random.default_rng(seed)
     z, y, x = np.mgrid[:9, :14, :13]
     masks = []
