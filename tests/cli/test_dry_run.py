@@ -31,7 +31,8 @@ def test_sites_steps_phases_and_bytes_are_those_of_the_run(
     for site in found["sites"]:
         first = next(event for event in trained if event["site"] == site["site"])
         assert site["steps"] == first["steps"]
-    assert [(phase["phase"], phase["rounds"]) for phase in found["phases"]] == [("train", 2), ("calibrate", 1)]
+    after = [("statistics", 1), ("routing", 1), ("calibrate", 1)]
+    assert [(phase["phase"], phase["rounds"]) for phase in found["phases"]] == [("train", 2), *after]
     seen = max(event["bytes_up"] for event in trained if event["phase"] == "train")
     assert found["phases"][0]["bytes_up"] == pytest.approx(seen, rel=0.02)
     assert found["scorings"] == sum(event["event"] == "score" for event in events)

@@ -151,7 +151,7 @@ def test_what_noise_would_not_cover_is_refused(
 def test_a_hospital_that_demands_privacy_says_what_is_missing(federation: Path) -> None:
     limits = Limits(epsilon=2.0)
     none = too_little_privacy(limits, toy_study(federation))
-    assert "demands differential privacy (epsilon = 2.0) and the study has none" in none
+    assert "demands differential privacy (ε of at most 2.0) and the study has none" in none
     little = toy_study(federation, privacy__clip=1.0, privacy__noise=1.0)
     assert "ε of at most 2.0 at δ = 1e-05, and the study's" in too_little_privacy(limits, little)
     enough = toy_study(federation, privacy__clip=1.0, privacy__noise=20.0)
