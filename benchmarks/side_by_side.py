@@ -53,6 +53,7 @@ class Course:
     rounds: Sequence[float]  # when each ended
     end: float
     memory: int  # the most bytes that all processes had of their own
+    cpu: float  # processor seconds of all its processes, as far as they were seen
 
     @property
     def round(self) -> float:
@@ -63,14 +64,15 @@ def followed(command: Sequence[str], marks: Path, only_first: bool = False, **va
     """Run a program to its end, or to its first step."""
     marks.unlink(missing_ok=True)
     environment = {**os.environ, **variables, "BENCH_MARKS": str(marks)}
-    began, memory = time.time(), 0
+    began, memory, cpu = time.time(), 0, 0.0
     log = marks.with_suffix(".log").open("w+")  # not a pipe, which fills up
     process = subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=log, stderr=subprocess.STDOUT, text=True
     )
     try:
         while process.poll() is None and not (only_first and _stepped(marks)):
-            memory = max(memory, used(str(marks))[1])
+            spent, held = used(str(marks))
+            memory, cpu = max(memory, held), max(cpu, spent)
             time.sleep(0.05)
             if time.time() - began > SLOW:
                 raise TimeoutError(f"{command[1]} took more than {SLOW} s")
@@ -86,7 +88,7 @@ def followed(command: Sequence[str], marks: Path, only_first: bool = False, **va
     seen = [line.split() for line in marks.read_text().splitlines()]
     step = next(line for line in seen if line[0] == "step")
     rounds = [float(line[1]) - began for line in seen if line[0] == "round"]
-    return Course(float(step[1]) - began, float(step[2]), rounds, end, memory)
+    return Course(float(step[1]) - began, float(step[2]), rounds, end, memory, cpu)
 
 
 def _stepped(marks: Path) -> bool:
@@ -142,8 +144,9 @@ def fedavg(folder: Path, repeats: int) -> list[Measured]:
 def table(seen: Mapping[str, Sequence[Course]]) -> list[str]:
     lines = [
         f"FedAvg, six sites, {ROUNDS} rounds, {default_workers()} cores, load {load()}; medians",
-        "| | first step after | processor time until then | seconds per round | whole run | peak memory | code lines |",
-        "|---|---|---|---|---|---|---|",
+        "| | first step after | processor time until then | seconds per round | whole run | its processor time | "
+        "peak memory | code lines |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in (OURS, *PROGRAMS):
         courses = seen.get(name, ())
@@ -159,7 +162,7 @@ def _row(name: str, courses: Sequence[Course]) -> str:
     lines = str(written) if written else f"{_study_lines()} of TOML"
     return (
         f"| {name} | {of('first_step'):.1f} s | {of('first_cpu'):.1f} s | {of('round'):.3f} s | {of('end'):.1f} s | "
-        f"{of('memory') / 1e9:.2f} GB | {lines} |"
+        f"{of('cpu'):.1f} s | {of('memory') / 1e9:.2f} GB | {lines} |"
     )
 
 
@@ -177,9 +180,10 @@ def _against(seen: Mapping[str, Sequence[Course]]) -> list[Measured]:
         if name in seen:
             ratio = median(a.end / b.end for a, b in zip(seen[OURS], seen[name], strict=True))
             ends = [median(course.end for course in seen[who]) for who in (OURS, name)]
-            found.append(
-                Measured("peers", f"{ROUNDS} rounds, from start to end", ends[0], name, ends[1], "s", ratio, limit)
-            )
+            work = median(a.cpu / b.cpu for a, b in zip(seen[OURS], seen[name], strict=True))
+            facts = {"in processor time": work, "load": load()}
+            what = f"{ROUNDS} rounds, from start to end"
+            found.append(Measured("peers", what, ends[0], name, ends[1], "s", ratio, limit, facts=facts))
     cores = default_workers()
     ratio = median(a.round * cores / b.round for a, b in zip(seen[OURS], seen[PLAIN], strict=True))
     ours, plain = (median(course.round for course in seen[who]) for who in (OURS, PLAIN))
