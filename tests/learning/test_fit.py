@@ -350,6 +350,7 @@ def test_only_the_network_of_a_compiled_study_is_compiled(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow  # half a minute of the compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules
 def test_a_compiled_step_by_hand() -> None:
     training_network.cache_clear()
     done = trained(Job(line(2.0)), lr=0.1, compile=True)
