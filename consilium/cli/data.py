@@ -90,6 +90,9 @@ def say_sites(federation: Federation) -> None:
     for site, splits in counts(federation).items():
         said = ", ".join(f"{n} {split}" for split, n in splits.items() if n)
         said += f"; {bare[site]} without a mask" if site in bare else ""
+        annotated = federation.sites[site].annotated
+        if federation.task == "segmentation" and annotated and set(annotated) != set(federation.labels):
+            said += f"; annotates {', '.join(annotated)}"
         if federation.task == "classification":
             seen = {case.label for case in federation.sites[site].cases}
             own = [label for label in federation.labels if label in seen]

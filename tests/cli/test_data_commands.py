@@ -225,7 +225,7 @@ def test_import_of_a_folder_says_what_it_paired_and_left_out(tmp_path: Path) -> 
     done = call(*command, "--yes")
     assert (done.status, done.out) == (0, f"{tmp_path / 'to'}\n")
     assert done.err.splitlines() == [
-        "site1: paired 3 images with their masks, such as a.png with a.png",
+        "site1: paired 3 images with their masks, such as i/a.png with m/a.png",
         f"left out: {tmp_path / 'raw/i/d.png'}: no mask fits it.",
         "site1: 1 train, 1 valid, 1 test",
     ]

@@ -276,6 +276,7 @@ def test_riga(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mask_of(federation, "MagrabiaMale-image2"), disc + 0 + cup)
     assert case_of(federation, "image3").image.suffix == ".tif"
     assert sum("rater left out" in line and "-3." in line for line in imported.said) == 9
+    assert not any("of 6 graders" in line for line in imported.said)
     assert any("21 files of BinRushed1, which BinRushed1-Corrected replaces" in line for line in imported.said)
 
 
@@ -333,7 +334,7 @@ def test_refuge(tmp_path: Path) -> None:
     assert {case.name for case in imported.federation.sites["refuge"].cases} == {
         "g0001", "g0002", "n0001", "n0002", "V0001", "V0002",
     }  # fmt: skip
-    assert "left out: 1 photographs of the test, which the paper does not use (--all takes them)." in imported.said
+    assert "left out: 1 photograph of the test, which the paper does not use (--all takes them)." in imported.said
     np.testing.assert_array_equal(mask_of(imported.federation, "V0002"), BOTH)
     every = import_found(
         "refuge", [tmp_path / "raw"], tmp_path / "all", ImportOptions(all=True), Writing(split="published")
@@ -361,7 +362,7 @@ def test_msd_prostate(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mask_of(federation, "prostate_04"), GLAND)
     affine = nibabel.load(case_of(federation, "prostate_04").image).affine
     np.testing.assert_allclose(affine[:3, 3], (10, -20, 30))
-    assert "left out: 1 volumes without labels, of the challenge's test." in imported.said
+    assert "left out: 1 volume without labels, of the challenge's test." in imported.said
 
 
 def test_nci_isbi(tmp_path: Path) -> None:
@@ -371,7 +372,7 @@ def test_nci_isbi(tmp_path: Path) -> None:
         "nci3t": ["0001", "0002"], "ncidx": ["0001", "0006", "0007"],
     }  # fmt: skip
     assert "left out: ProstateDx-01-0055: its mask has fewer slices than its image." in imported.said
-    assert "left out: 1 patients without a mask, such as Prostate3T-01-0003." in imported.said
+    assert "left out: 1 patient without a mask, such as Prostate3T-01-0003." in imported.said
     np.testing.assert_array_equal(image_of(federation, "ProstateDx-01-0006")[0], VOLUME)
     np.testing.assert_array_equal(mask_of(federation, "ProstateDx-01-0006"), GLAND)
 
@@ -380,7 +381,7 @@ def test_promise12(tmp_path: Path) -> None:
     imported = bring("promise12", tmp_path)
     federation = imported.federation
     assert [case.name for case in federation.sites["promise12"].cases] == ["Case00", "Case01", "Case13", "Case26"]
-    assert "left out: 1 cases of the test, which have no masks." in imported.said
+    assert "left out: 1 case of the test, without masks." in imported.said
     np.testing.assert_array_equal(image_of(federation, "Case26")[0], VOLUME)
     np.testing.assert_array_equal(mask_of(federation, "Case26"), GLAND)
 
@@ -420,10 +421,10 @@ def test_prostatex_as_dicom(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "site", "table", "cases", "splits", "left_out"),
     [
-        ("word", "word", WORD, 10, (7, 1, 2), "1 volumes of the test"),
+        ("word", "word", WORD, 10, (7, 1, 2), "1 volume of the test"),
         ("abdomenct1k", "abdomenct1k", CT1K, 5, (4, 0, 1), ""),
-        ("amos", "amos", AMOS, 4, (3, 0, 1), "1 volumes with numbers above 500: they are MR."),
-        ("btcv", "btcv", BTCV, 3, (0, 0, 3), "1 volumes of the challenge's test"),
+        ("amos", "amos", AMOS, 4, (3, 0, 1), "1 volume with a number above 500: MR."),
+        ("btcv", "btcv", BTCV, 3, (0, 0, 3), "1 volume of the challenge's test"),
     ],
 )
 def test_abdomen(
@@ -445,7 +446,7 @@ def test_abdomen(
 def test_large_files_of_abdomenct1k_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(abdomenct1k, "LARGE", 1)
     abdomenct_1k(tmp_path / "raw")
-    with pytest.raises(DataError, match="no case was found"):
+    with pytest.raises(DataError, match=r"(?s)no case of abdomenct1k was found.*5 volumes of 30 MB or more"):
         import_found("abdomenct1k", [tmp_path / "raw"], tmp_path / "to")
     every = import_found("abdomenct1k", [tmp_path / "raw"], tmp_path / "to", ImportOptions(all=True))
     assert len(every.federation.sites["abdomenct1k"].cases) == 5
@@ -490,6 +491,32 @@ def test_mistakes_of_federations_get_a_sentence(tmp_path: Path) -> None:
         import_federation("fedsm-retina", {"word": tmp_path}, tmp_path / "to")
     with pytest.raises(DataError, match="is not a folder; give the folder of Drishti-GS1"):
         import_federation("fedsm-retina", {"drishti": tmp_path / "none"}, tmp_path / "to")
+
+
+def test_a_folder_without_the_dataset_is_refused_with_the_layout_that_is_expected(tmp_path: Path) -> None:
+    word(tmp_path / "word")
+    drishti(tmp_path / "drishti")
+    layout = r"(?s)no case of drishti was found in .*word, so nothing was written.*Training/Images/.*drishtiGS_002.png"
+    with pytest.raises(DataError, match=layout):
+        import_found("drishti", [tmp_path / "word"], tmp_path / "to")
+    folders = {"drishti": tmp_path / "word", "refuge": tmp_path / "drishti"}
+    with pytest.raises(DataError, match=layout):  # and not a federation that lacks a hospital
+        import_federation("fedsm-retina", folders, tmp_path / "to", how=Writing(yes=True))
+    assert not (tmp_path / "to").exists()
+
+
+def test_training_volumes_whose_labels_are_not_there_are_a_doubt_and_no_test_set(tmp_path: Path) -> None:
+    word(tmp_path / "raw")
+    shutil.rmtree(tmp_path / "raw/WORD-V0.1.0/labelsTr")
+    with pytest.raises(DataError, match=r"(?s)7 doubts, .*imagesTr/word_0002.nii.gz: there is no label file"):
+        import_found("word", [tmp_path / "raw"], tmp_path / "to")
+
+
+def test_a_federation_says_of_which_source_it_left_something_out(tmp_path: Path) -> None:
+    amos(tmp_path / "amos")
+    said = import_federation("ufps-abdomen", {"amos": tmp_path / "amos"}, tmp_path / "to").said
+    assert "left out: amos: 1 volume with a number above 500: MR." in said
+    assert "left out: word, abdomenct1k, btcv: no folder was given." in said
 
 
 # ------------------------------------------------------------------------------------------------ nnU-Net and BIDS

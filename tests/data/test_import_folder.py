@@ -308,8 +308,37 @@ def test_doubt_writes_nothing_without_yes(spoil: Any, tmp_path: Path) -> None:
     assert {case.name for case in imported.federation.sites["site1"].cases} == {"a", "b", "c"} - left
     assert any(line.startswith("left out: ") for line in imported.said)
     assert imported.said[0].startswith(
-        f"site1: paired {3 - (left == {'b'})} images with their masks, such as a.png with a"
+        f"site1: paired {3 - (left == {'b'})} images with their masks, such as i/a.png with m/a"
     )
+
+
+def test_images_and_masks_in_one_folder_are_told_apart_by_the_longer_pattern(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        save_picture(tmp_path / f"raw/{name}.png", some(16, 16, 3))
+        save_picture(tmp_path / f"raw/{name}_mask.png", DISC + 0)
+    options = ImportOptions(images="{case}.png", masks=("{case}_mask.png",), labels=("disc",))
+    said = import_found("folder", [tmp_path / "raw"], tmp_path / "to", options).said
+    assert said[0] == "site1: paired 3 images with their masks, such as a.png with a_mask.png"
+
+
+def test_if_no_case_can_be_used_the_reasons_are_given(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_picture(tmp_path / f"raw/i/{name}.png", some(16, 16))
+        save_picture(tmp_path / f"raw/m/{name}.png", DISC * 255)
+    with pytest.raises(DataError, match=r"(?s)none of the 2 cases can be used, so nothing was written.*values 255"):
+        bring(tmp_path, **PAIRS)
+
+
+def test_a_patient_in_two_splits_of_a_table_is_a_doubt(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "raw", ["a", "b", "c"])
+    table = tmp_path / "cases.csv"
+    rows = ("i/a.png,m/a.png,p1,train", "i/b.png,m/b.png,p1,test", "i/c.png,m/c.png,p2,test")
+    table.write_text("\n".join(("image,mask,patient,split", *rows)))
+    with pytest.raises(DataError, match=r"(?s)2 doubts, .*i/a.png: its patient 'p1' is in two splits, test and train"):
+        bring(tmp_path, table=table, labels=PAIRS["labels"])
+    options = ImportOptions(table=table, labels=PAIRS["labels"])
+    imported = import_found("folder", [tmp_path / "raw"], tmp_path / "to", options, Writing(yes=True))
+    assert [case.name for case in imported.federation.sites["site1"].cases] == ["c"]
 
 
 def test_mistakes_get_a_sentence(tmp_path: Path) -> None:

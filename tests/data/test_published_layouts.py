@@ -80,8 +80,14 @@ def test_soft_maps_of_drishti_begin_where_two_of_four_experts_agree(tmp_path: Pa
     np.testing.assert_array_equal(mask == 2, trees.soft(trees.CUP) >= 128)
 
 
+def test_a_grader_s_missing_picture_is_named(tmp_path: Path) -> None:
+    _, said = imported("riga", trees.riga, tmp_path)
+    assert "left out: MESSIDOR/image3prime.tif has pictures of 5 of 6 graders; these vote." in said
+
+
 def test_rimone_r2_draws_the_disc_alone(tmp_path: Path) -> None:
-    made, _ = imported("rimone", trees.rimone_r2, tmp_path)
+    made, said = imported("rimone", trees.rimone_r2, tmp_path)
+    assert "rimone: 3 train, 1 valid, 1 test; annotates disc" in said
     assert 'annotated = ["disc"]' in (made / "rimone/site.toml").read_text()
     assert set(np.unique(picture(made / "rimone/labels/Im001.png"))) == {0, 1}
 
@@ -89,8 +95,8 @@ def test_rimone_r2_draws_the_disc_alone(tmp_path: Path) -> None:
 GLANDS: list[tuple[str, Tree, str, dict[str, int], str, str]] = [
     ("i2cvb", trees.i2cvb, "", {"i2cvb": 4}, "patient 428260", "dicom"),
     ("nci-isbi", trees.nci_isbi, "", {"nci3t": 3, "ncidx": 3}, "ProstateDx-01-0055", "dicom"),
-    ("promise12", trees.promise12, "", {"promise12": 4}, "1 cases of the test", "dicom"),
-    ("msd-prostate", trees.msd_prostate, "", {"msd": 4}, "1 volumes without labels", "nifti"),
+    ("promise12", trees.promise12, "", {"promise12": 4}, "1 case of the test", "dicom"),
+    ("msd-prostate", trees.msd_prostate, "", {"msd": 4}, "1 volume without labels", "nifti"),
     ("prostatex", trees.prostatex_masks, "", {"prostatex": 4}, "", "nifti"),
     ("prostatex", trees.prostatex_seg, "", {"prostatex": 3}, "", "dicom"),
 ]
@@ -123,10 +129,10 @@ def test_prostate_sets(
 
 ORGANS: list[tuple[str, Tree, tuple[str, ...], int, str, tuple[tuple[int, ...], ...]]] = [
     # the stored values of kidney, liver, spleen and pancreas
-    ("word", trees.word, (), 6, "1 volumes of the test", ((3, 4), (1,), (2,), (8,))),
+    ("word", trees.word, (), 6, "1 volume of the test", ((3, 4), (1,), (2,), (8,))),
     ("abdomenct1k", trees.abdomenct1k, ("--yes",), 4, "900", ((2,), (1,), (3,), (4,))),
     ("amos", trees.amos, (), 3, "MR", ((2, 3), (6,), (1,), (10,))),
-    ("btcv", trees.btcv, (), 3, "1 volumes of the challenge's test", ((2, 3), (6,), (1,), (11,))),
+    ("btcv", trees.btcv, (), 3, "1 volume of the challenge's test", ((2, 3), (6,), (1,), (11,))),
 ]
 
 

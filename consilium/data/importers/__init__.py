@@ -13,6 +13,7 @@ from consilium.data.importers.bids import importer as bids
 from consilium.data.importers.cifar10 import importer as cifar10
 from consilium.data.importers.federations import DATASETS, FEDERATIONS, Finder, find_federation
 from consilium.data.importers.folder import importer as folder
+from consilium.data.importers.layouts import need_cases
 from consilium.data.importers.medmnist import importer as medmnist
 from consilium.data.importers.mednist import importer as mednist
 from consilium.data.importers.mnist import importer as mnist
@@ -59,6 +60,7 @@ def import_found(
     options, how = options or ImportOptions(), how or Writing()
     options.refuse_others(name, OPTIONS.get(name, PAPER_OPTIONS))
     found = FINDERS[name](sources, options)
+    need_cases(name, found, sources[0])
     sites = {case.site for case in found.cases}
     if options.site and name not in OPTIONS and len(sites) > 1:
         raise StudyError(f"--site {options.site}: {name} has the sites {', '.join(sorted(sites))}; leave --site out.")

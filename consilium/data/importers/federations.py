@@ -12,6 +12,7 @@ from consilium.data.importers.btcv import importer as btcv
 from consilium.data.importers.drishti import importer as drishti
 from consilium.data.importers.found import Found
 from consilium.data.importers.i2cvb import importer as i2cvb
+from consilium.data.importers.layouts import need_cases
 from consilium.data.importers.msd_prostate import importer as msd_prostate
 from consilium.data.importers.nci_isbi import importer as nci_isbi
 from consilium.data.importers.options import ImportOptions
@@ -52,10 +53,17 @@ def find_federation(name: str, folders: Mapping[str, Path], options: ImportOptio
         raise StudyError(
             f"`import {name}` needs the folders of its sources: {', '.join(f'--{m} DIR' for m in members)}."
         )
-    parts = [DATASETS[member]([folders[member]], options) for member in members if member in folders]
+    parts = [_part(member, folders[member], options) for member in members if member in folders]
     if name == "ufps-abdomen":
         parts = [replace(part, annotated=ANNOTATED) for part in parts]
     missing = [member for member in members if member not in folders]
     if missing:
         parts[0] = replace(parts[0], left_out=(*parts[0].left_out, f"{', '.join(missing)}: no folder was given."))
     return parts
+
+
+def _part(member: str, folder: Path, options: ImportOptions) -> Found:
+    """What one source holds. A folder without cases is a mistake: its hospital would be missing without a word."""
+    found = DATASETS[member]([folder], options)
+    need_cases(member, found, folder)
+    return replace(found, left_out=tuple(f"{member}: {line}" for line in found.left_out))

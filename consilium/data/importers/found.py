@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from consilium.data.importers.outlines import Outlines
 from consilium.data.importers.rules import Rule
 
+SHOWN = 20  # doubts; the rest are counted
 HALVES = (0.5, 0.25, 0.25)  # train, valid, test: the FedSM paper's federations (tables 1 and 8)
 
 
@@ -54,3 +55,18 @@ class Found:
     shares: tuple[float, float, float] = HALVES
     published_splits: bool = False  # whether the publisher's splits are used where nobody says otherwise
     root: Path | None = None  # the folder that links and references may lead into
+
+    def relative(self, path: Path) -> str:
+        """A path as it is within the source folder."""
+        inside = self.root is not None and path.is_relative_to(self.root)
+        return path.relative_to(self.root).as_posix() if inside and self.root is not None else path.name
+
+
+def listed(doubts: Sequence[str]) -> str:
+    """The first doubts, each on a line of its own."""
+    more = f"\n  … and {len(doubts) - SHOWN} more" if len(doubts) > SHOWN else ""
+    return "".join(f"\n  {doubt}" for doubt in doubts[:SHOWN]) + more
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -49,6 +49,11 @@ def matches(pattern: str, files: Iterable[Path], labels: Iterable[str] = ()) -> 
     return found
 
 
+def literals(pattern: str) -> int:
+    """How many characters of a pattern stand for themselves; a label's name, one of a few, counts as one."""
+    return len(_PIECES.sub("", pattern.replace("{label}", "l")))
+
+
 def split_of(word: str) -> str:
     """train, valid or test from a folder's name, or "" where it says none of them."""
     return _SPLIT_WORDS.get(word.lower(), "")

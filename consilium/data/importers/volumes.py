@@ -48,7 +48,7 @@ def numbered(
         bare += alone
         if not paths:
             continue
-        if split not in drawn:
+        if split == "test" and split not in drawn:
             bare += paths
         elif (split, number) not in labels:
             doubts.append(f"{tree.root / paths[0]}: there is no label file of the number {number}.")

@@ -18,7 +18,7 @@ from consilium.data.formats import ImageError, NiftiGeometry, suffix_of
 from consilium.data.images import ImageArray, holds_dicom
 from consilium.data.importers.continuing import WrittenCases
 from consilium.data.importers.crops import CropAround
-from consilium.data.importers.found import Found, RawCase
+from consilium.data.importers.found import Found, RawCase, counted, listed
 from consilium.data.importers.reading import MAJORITY, read_case
 from consilium.data.mask_files import write_mask
 from consilium.data.new_folder import new_folder
@@ -31,7 +31,6 @@ from consilium.fields import nearest
 
 T = TypeVar("T")
 R = TypeVar("R")
-DOUBTS = 20  # shown; the rest are counted
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,10 @@ def write_found(
         raise StudyError("--reference: this dataset cannot stay where it is; leave --reference out.")
     crop = CropAround(_values(how.crop, head)) if how.crop else None
     sound, doubts = _sound_names(parts)
-    doubts = [doubt for found in parts for doubt in found.doubts] + doubts
-    _refuse(doubts, sound, how)
+    sound, divided = _whole_patients(sound, how)
+    doubts = [doubt for found in parts for doubt in found.doubts] + doubts + divided
+    total = sum(len(found.cases) for found in parts)
+    _refuse(doubts, sound, total, how)
     notes: list[str] = []
     kept: dict[str, list[Case]] = defaultdict(list)
     with new_folder(to, command) as folder:
@@ -90,7 +91,7 @@ def write_found(
                     before.add(case, found, row, said)
             if progress is not None:
                 progress(done, len(sound))
-        _refuse(doubts, [case for site in kept.values() for case in site], how)
+        _refuse(doubts, [case for site in kept.values() for case in site], total, how)
         before.keep_only(row for rows in kept.values() for row in rows)
         write_federation_toml(folder, head.task, head.labels, head.dimensions, head.channels, head.contains or None)
         for site, rows in sorted(kept.items()):
@@ -110,32 +111,29 @@ def _paired(kept: Mapping[str, Sequence[Case]], sound: Sequence[tuple[RawCase, F
     lines = []
     for site, rows in sorted(kept.items()):
         names = {row.name for row in rows}
-        raw = [case for case, _ in sound if case.site == site and case.name in names]
-        pairs = [case for case in raw if case.raters or case.label]
+        raw = [(case, found) for case, found in sound if case.site == site and case.name in names]
+        pairs = [(case, found) for case, found in raw if case.raters or case.label]
         if pairs:
-            drawn = [layer.path.name for layers in pairs[0].raters.values() for layer in layers]
+            first, found = pairs[0]
+            drawn = [found.relative(layer.path) for layers in first.raters.values() for layer in layers]
             some = ", ".join(drawn[:2]) + (f" and {len(drawn) - 2} more" if len(drawn) > 2 else "")
             what = "masks" if drawn else "classes"
-            example = f"{pairs[0].images[0].name} with {some or pairs[0].label}"
-            lines.append(f"{site}: paired {len(pairs)} images with their {what}, such as {example}")
+            example = f"{found.relative(first.images[0])} with {some or first.label}"
+            lines.append(f"{site}: paired {counted(len(pairs), 'image')} with their {what}, such as {example}")
         if len(pairs) < len(rows):
-            lines.append(f"{site}: took {len(rows) - len(pairs)} images without masks")
+            lines.append(f"{site}: took {counted(len(rows) - len(pairs), 'image')} without masks")
     return lines
 
 
-def _refuse(doubts: Sequence[str], cases: Sequence[object], how: Writing) -> None:
+def _refuse(doubts: Sequence[str], cases: Sequence[object], total: int, how: Writing) -> None:
     """Stops at doubts that nobody has looked at, and where no case is left."""
-    shown = "".join(f"\n  {doubt}" for doubt in doubts[:DOUBTS])
-    shown += f"\n  … and {len(doubts) - DOUBTS} more" if len(doubts) > DOUBTS else ""
     if not cases:
-        raise DataError(
-            f"no case was found, so nothing was written; compare the folder with the expected layout.{shown}"
-        )
+        none = "the only case cannot" if total == 1 else f"none of the {total} cases can"
+        raise DataError(f"{none} be used, so nothing was written.{listed(doubts)}")
     if doubts and not how.yes:
         count = f"{len(doubts)} doubts" if len(doubts) > 1 else "One doubt"
-        raise DataError(
-            f"{count}, so nothing was written; look, then add --yes to import the {len(cases)} other cases.{shown}"
-        )
+        others = f"{counted(len(cases), 'other case')}.{listed(doubts)}"
+        raise DataError(f"{count}, so nothing was written; look, then add --yes to import the {others}")
 
 
 def _values(label: str, found: Found) -> list[int]:
@@ -158,6 +156,31 @@ def _sound_names(parts: Sequence[Found]) -> tuple[list[tuple[RawCase, Found]], l
         else:
             sound.append((case, found))
     return sound, doubts
+
+
+def _whole_patients(
+    pairs: Sequence[tuple[RawCase, Found]], how: Writing
+) -> tuple[list[tuple[RawCase, Found]], list[str]]:
+    """The cases of patients whom the source does not divide among splits, where its splits are used."""
+    splits: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for case, found in pairs:
+        if case.split and _as_published(how, found):
+            splits[case.site, case.patient].add(case.split)
+    whole, doubts = [], []
+    for case, found in pairs:
+        if len(several := sorted(splits[case.site, case.patient])) > 1:
+            doubts.append(
+                f"{case.images[0]}: its patient {case.patient!r} is in two splits, {' and '.join(several)}; "
+                "keep a patient in one."
+            )
+        else:
+            whole.append((case, found))
+    return whole, doubts
+
+
+def _as_published(how: Writing, found: Found) -> bool:
+    """Whether the splits of the source are used, and none is drawn."""
+    return not isinstance(how.split, tuple) and bool(how.split or found.published_splits)
 
 
 def _in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
@@ -207,13 +230,7 @@ def _write_case(
     if read.mask is not None:
         label = write_mask(read.mask, replace(read.image, origin_file=image), place / "labels" / case.name)
     bare = found.task == "segmentation" and label is None  # of use in training only
-    split = (
-        "train"
-        if bare
-        else ""
-        if isinstance(how.split, tuple) or not (how.split or found.published_splits)
-        else case.split
-    )
+    split = "train" if bare else case.split if _as_published(how, found) else ""
     return Case(case.name, case.patient, split, image, label)
 
 

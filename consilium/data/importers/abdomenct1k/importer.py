@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from consilium.data.importers.anatomy import abdomen, organs
-from consilium.data.importers.found import Found
+from consilium.data.importers.found import Found, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder
 from consilium.data.importers.volumes import numbered
@@ -23,7 +23,6 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
     found = numbered(tree, "abdomenct1k", image, label, RULE)
     small = [case for case in found.cases if options.all or case.images[0].stat().st_size < LARGE]
     skipped = len(found.cases) - len(small)
-    left_out = (
-        [f"{skipped} volumes of 30 MB or more, which the paper does not use (--all takes them)."] if skipped else []
-    )
+    large = f"{counted(skipped, 'volume')} of 30 MB or more, which the paper does not use (--all takes them)."
+    left_out = [large] if skipped else []
     return abdomen(small, left_out, (*tree.doubts(), *found.doubts), SOURCE, "CC BY 4.0", tree.root)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from consilium.data.importers.anatomy import abdomen, organs
-from consilium.data.importers.found import Found
+from consilium.data.importers.found import Found, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder
 from consilium.data.importers.volumes import numbered
@@ -25,11 +25,10 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
     cases = [case for case in ct if options.all or case.split == "train"]
     left_out = []
     if len(found.cases) > len(ct):
-        left_out.append(f"{len(found.cases) - len(ct)} volumes with numbers above {LAST_CT}: they are MR.")
+        left_out.append(f"{counted(len(found.cases) - len(ct), 'volume')} with a number above {LAST_CT}: MR.")
     if len(ct) > len(cases):
-        left_out.append(
-            f"{len(ct) - len(cases)} volumes of the validation, which the paper does not use (--all takes them)."
-        )
+        skipped = counted(len(ct) - len(cases), "volume")
+        left_out.append(f"{skipped} of the validation, which the paper does not use (--all takes them).")
     if found.bare:
-        left_out.append(f"{len(found.bare)} volumes without labels, of the challenge's test.")
+        left_out.append(f"{counted(len(found.bare), 'volume')} without labels, of the challenge's test.")
     return abdomen(cases, left_out, (*tree.doubts(), *found.doubts), SOURCE, "CC BY-NC-SA 4.0", tree.root)

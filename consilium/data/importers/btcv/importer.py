@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from consilium.data.importers.anatomy import abdomen, organs
-from consilium.data.importers.found import Found
+from consilium.data.importers.found import Found, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder
 from consilium.data.importers.volumes import numbered
@@ -21,7 +21,7 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
     tree = files_under(only_folder(sources, "BTCV"))
     image, label = (rf"(?:.*/)?{start}(?P<n>\d+)\.nii(?:\.gz)?" for start in ("img", "label"))
     found = numbered(tree, "btcv", image, label, RULE, unlabelled="test")
-    left_out = [f"{len(found.bare)} volumes of the challenge's test, which have no labels."] if found.bare else []
+    left_out = [f"{counted(len(found.bare), 'volume')} of the challenge's test, without labels."] if found.bare else []
     cases = [replace(case, split="test") for case in found.cases]
     made = abdomen(cases, left_out, (*tree.doubts(), *found.doubts), SOURCE, "see the challenge's rules", tree.root)
     return replace(made, published_splits=True)

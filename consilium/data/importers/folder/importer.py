@@ -12,7 +12,7 @@ from consilium.data.images import holds_dicom, read_stored
 from consilium.data.importers.folder.table import cases_of_table
 from consilium.data.importers.found import Found, Layer, RawCase
 from consilium.data.importers.options import ImportOptions, label_number, pairs
-from consilium.data.importers.patterns import Match, matches, split_of
+from consilium.data.importers.patterns import Match, literals, matches, split_of
 from consilium.data.importers.rules import AtLeast, ByValue, Foreground, Rule
 from consilium.data.importers.sources import SourceFiles, files_under, only_folder
 from consilium.errors import DataError, StudyError
@@ -76,6 +76,11 @@ def _by_patterns(
     tree: SourceFiles, images: str, masks: Sequence[str], options: ImportOptions
 ) -> tuple[list[RawCase], list[str], tuple[str, ...]]:
     found = matches(images, _candidates(tree))
+    drawn_on = {
+        one.path for pattern in masks if literals(plain := _pattern(pattern, options)[1]) > literals(images)
+        for one in matches(plain, _candidates(tree), options.labels)
+    }  # fmt: skip
+    found = [one for one in found if one.path not in drawn_on]  # a.png and a_mask.png: the longer pattern has it
     if not found:
         raise DataError(f"no file in {tree.root} fits --images {images!r}; its first is {_first(tree)}.")
     if any("class" in one.about for one in found):
@@ -115,9 +120,8 @@ def _masks_by_case(
     pictures = {one.path for one in images}
     layers: dict[tuple[object, str], dict[str, list[tuple[int, Layer]]]] = defaultdict(lambda: defaultdict(list))
     for pattern in patterns:
-        label, sign, rest = pattern.partition("=")
-        named = sign and label in options.labels
-        fitting = matches(rest if named else pattern, _candidates(tree), options.labels)
+        label, plain = _pattern(pattern, options)
+        fitting = matches(plain, _candidates(tree), options.labels)
         if not fitting:
             raise DataError(f"no file in {tree.root} fits --masks {pattern!r}; its first is {_first(tree)}.")
         for one in fitting:
@@ -125,7 +129,7 @@ def _masks_by_case(
                 continue  # the pattern of the masks is wide enough for the images
             if [key for key, _ in one.case] != [key for key, _ in images[0].case]:
                 raise StudyError(f"--images and --masks {pattern!r} must have the same fields, so that they pair.")
-            shows = label if named else one.about.get("label", "")
+            shows = label or one.about.get("label", "")
             order = options.labels.index(shows) if shows else 0
             layer = Layer(tree.root / one.path, rule(options, shows))
             layers[one.case, one.about.get("site", "")][one.about.get("rater", "")].append((order, layer))
@@ -141,6 +145,12 @@ def _masks_by_case(
         }
         ordered[key] = {name: tuple(files) for name, files in sound.items() if len(files) == most}
     return {key: raters for key, raters in ordered.items() if raters}, doubts
+
+
+def _pattern(text: str, options: ImportOptions) -> tuple[str, str]:
+    """The label and the pattern of LABEL=PATTERN; no label where none is named."""
+    label, sign, rest = text.partition("=")
+    return (label, rest) if sign and label in options.labels else ("", text)
 
 
 def _raw(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from consilium.data.dicom import dicom_files, slice_header
 from consilium.data.importers.anatomy import GLAND, prostate
-from consilium.data.importers.found import Found, Layer, RawCase
+from consilium.data.importers.found import Found, Layer, RawCase, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder, series_under
 
@@ -37,7 +37,7 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
             masks[fit[0]] = path  # a corrected one comes last and is taken
     bare = sorted(scans.keys() - masks.keys())
     if bare:
-        left_out.append(f"{len(bare)} patients without a mask, such as {bare[0]}.")
+        left_out.append(f"{counted(len(bare), 'patient')} without a mask, such as {bare[0]}.")
     for name, path in sorted(masks.items()):
         if name.lower() in DROPPED and not options.all:
             left_out.append(f"{name}: {DROPPED[name.lower()]}.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
-from consilium.data.importers.found import HALVES, Found, Layer, RawCase
+from consilium.data.importers.found import HALVES, Found, Layer, RawCase, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.rules import ByValue
 from consilium.data.importers.sources import SourceFiles, files_under, only_folder
@@ -32,7 +32,7 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
     for part, split in _PARTS.items():
         images, drawn = _images(tree, f"images{part}"), _labels(tree, f"labels{part}")
         if not drawn and images:
-            left_out.append(f"{len(images)} images of images{part}, which have no labels.")
+            left_out.append(f"{counted(len(images), 'image')} of images{part}, without labels.")
             continue
         for name, files in sorted(images.items()):
             if name not in drawn:

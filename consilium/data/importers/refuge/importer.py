@@ -7,7 +7,7 @@ from pathlib import Path
 
 from consilium.data.formats import suffix_of
 from consilium.data.importers.anatomy import fundus
-from consilium.data.importers.found import Found, Layer, RawCase
+from consilium.data.importers.found import Found, Layer, RawCase, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.rules import ByValue
 from consilium.data.importers.sources import files_under, only_folder
@@ -42,9 +42,8 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
             layer = Layer(tree.root / mask, RULE)
             cases.append(RawCase("refuge", name, name, (tree.root / path,), {"": (layer,)}, split=key[0]))
     doubts += [f"{tree.root / path}: there is no photograph of it." for path in sorted(masks.values())]
-    left_out = (
-        [f"{skipped} photographs of the test, which the paper does not use (--all takes them)."] if skipped else []
-    )
+    tested = f"{counted(skipped, 'photograph')} of the test, which the paper does not use (--all takes them)."
+    left_out = [tested] if skipped else []
     return fundus(cases, left_out, doubts, SOURCE, "CC BY-NC-ND 4.0", tree.root)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
 from consilium.data.importers.anatomy import fundus
-from consilium.data.importers.found import Found, Layer, RawCase
+from consilium.data.importers.found import Found, Layer, RawCase, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.outlines import Outlines
 from consilium.data.importers.sources import files_under, only_folder
@@ -44,7 +44,8 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
         elif fit := _GRADED.fullmatch(stem):
             graded[site, group, int(fit[1])][fit[2]] = path
     if replaced:
-        left_out.append(f"{replaced} files of BinRushed1, which BinRushed1-Corrected replaces.")
+        left_out.append(f"{counted(replaced, 'file')} of BinRushed1, which BinRushed1-Corrected replaces.")
+    most = max(map(len, graded.values()), default=0)
     cases = []
     for key, path in sorted(photos.items()):
         site, group, number = key
@@ -52,6 +53,8 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
         if not raters:
             doubts.append(f"{tree.root / path}: no grader's picture belongs to it.")
             continue
+        if len(raters) < most:
+            left_out.append(f"{path.as_posix()} has pictures of {len(raters)} of {most} graders; these vote.")
         name = f"image{number}" if group.lower() == site else f"{group}-image{number}"
         cases.append(RawCase(site, name, name, (tree.root / path,), raters))
     doubts += [f"{tree.root / next(iter(files.values()))}: there is no photograph of it." for files in graded.values()]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
 from consilium.data.importers.anatomy import fundus
-from consilium.data.importers.found import Found, Layer, RawCase
+from consilium.data.importers.found import Found, Layer, RawCase, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.patterns import split_of
 from consilium.data.importers.rules import AtLeast
@@ -89,7 +89,8 @@ def _cases(
         cases[stem] = RawCase(
             "rimone", stem, _EYE.sub("", stem), (tree.root / path,), layers, split=split, left_half=release == "r3"
         )
-    left_out = [f"{again} pictures of the partition by hospital, the same as in the other one."] if again else []
+    twice = f"{counted(again, 'picture')} of the partition by hospital, the same as in the other one."
+    left_out = [twice] if again else []
     return list(cases.values()), left_out, doubts
 
 

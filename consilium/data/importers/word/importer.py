@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from consilium.data.importers.anatomy import abdomen, organs
-from consilium.data.importers.found import Found
+from consilium.data.importers.found import Found, counted
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder
 from consilium.data.importers.volumes import numbered
@@ -22,7 +22,7 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
     found = numbered(tree, "word", volume.format("images"), volume.format("labels"), RULE)
     cases = [case for case in found.cases if options.all or case.split != "test"]
     skipped = len(found.cases) - len(cases) + len(found.bare)
-    left_out = [f"{skipped} volumes of the test, which the paper does not use."] if skipped else []
+    left_out = [f"{counted(skipped, 'volume')} of the test, which the paper does not use."] if skipped else []
     return abdomen(
         cases, left_out, (*tree.doubts(), *found.doubts), SOURCE, "for research; ask the publisher", tree.root
     )
