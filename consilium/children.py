@@ -13,6 +13,7 @@ TRAINING = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest it accepts
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+WORKER = "CONSILIUM_WORKER"  # in a simulator's worker process: its number
 PASSING_ON = {"MALLOC_MMAP_THRESHOLD_": str(2**23)}  # the tensors of a message are larger
 
 

@@ -182,7 +182,7 @@ def device_of(wanted: str) -> tuple[str, str, str]:
     """The device that would be used, why, and why the wanted one cannot be; the last is empty where it can."""
     built = f"torch {torch.__version__} is built without CUDA" if torch.version.cuda is None else "no GPU is visible"
     if torch.cuda.is_available():
-        built = f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}, sites spread over them"
+        built = f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}, worker processes spread over them"
     try:
         found = pick_device(wanted, 0)
     except StudyError as error:

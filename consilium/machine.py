@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from consilium import __version__
+from consilium.children import WORKER
 from consilium.errors import StudyError
 
 
@@ -26,14 +27,14 @@ def default_workers() -> int:
 
 
 def pick_device(wanted: str, index: int) -> str:
-    """The device of a site: sites are spread over the GPUs of the machine."""
+    """The device of a site. A worker process stays on one GPU, and processes are spread over them; else sites are."""
     kind, _, number = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda", "mps") or (number and not number.isdecimal()):
         raise StudyError(f"[local] device = '{wanted}': it is one of auto, cpu, cuda, cuda:1, mps.")
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if wanted == "cuda" and torch.cuda.is_available():
-        return f"cuda:{max(index, 0) % torch.cuda.device_count()}"
+        return f"cuda:{int(os.environ.get(WORKER, max(index, 0))) % torch.cuda.device_count()}"
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:

@@ -6,6 +6,8 @@ import hashlib
 import hmac
 from pathlib import Path
 
+import torch
+
 from consilium import __version__
 from consilium.data.cache import SiteArrays, open_site, table_hash
 from consilium.data.cache_pieces import Progress
@@ -66,6 +68,8 @@ def open_at(
     member = site in roster
     card = roster.get(site) or SiteCard(site, -1, 0, federation.labels)
     device = pick_device(study.local.device, card.index)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # of pinned memory too: else every process would also hold some on the first GPU
     if study.local.compile:
         check_compiler(device)
     task = study.task.on(device) if device != "cpu" else study.task

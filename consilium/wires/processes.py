@@ -27,8 +27,8 @@ T = TypeVar("T")
 class _Process:
     """One worker process, started when first needed and again after it died."""
 
-    def __init__(self, stem: Stem, modules: Collection[str]) -> None:
-        self._stem, self._modules = stem, modules
+    def __init__(self, stem: Stem, modules: Collection[str], number: int) -> None:
+        self._stem, self._modules, self._number = stem, modules, number
         self._connection: socket.socket | None = None
         self._answers: IO[str] | None = None
         self._pid = 0
@@ -51,7 +51,7 @@ class _Process:
 
     def _running(self) -> tuple[socket.socket, IO[str]]:
         if self._connection is None or self._answers is None:
-            self._connection, self._pid = self._stem.worker(self._log, self._modules)
+            self._connection, self._pid = self._stem.worker(self._log, self._modules, self._number)
             self._answers = self._connection.makefile("r", encoding="utf-8")
         return self._connection, self._answers
 
@@ -91,7 +91,7 @@ class Pool:
         self._closed = False
         self._modules: set[str] = set()
         self._stems = [take()] if FORKS else [Stem() for _ in range(size)]
-        self.processes = [_Process(self._stems[i % len(self._stems)], self._modules) for i in range(size)]
+        self.processes = [_Process(self._stems[i % len(self._stems)], self._modules, i) for i in range(size)]
         self._idle: queue.Queue[_Process] = queue.Queue()
         self._waiting: list[tuple[Future[LocalAnswer], LocalRequest]] = []
         self._lock = threading.Lock()  # of the list

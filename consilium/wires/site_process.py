@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 
+from consilium.children import WORKER
 from consilium.wires.stem import FORKS
 
 # what the first step needs beside the sites' own modules: torch imports the second when an optimiser is made
@@ -39,25 +40,27 @@ def main() -> None:
         said, handles, *_ = socket.recv_fds(control, 4096, 2)
         if not said:
             return
-        for module in json.loads(said):
+        asked = json.loads(said)
+        for module in asked["modules"]:
             importlib.import_module(module)
         gc.freeze()  # modules and classes live as long as the process: do not look through them again and again
-        _begin(control, *handles)
+        _begin(control, asked["number"], *handles)
 
 
-def _begin(control: socket.socket, handle: int, log: int) -> None:
+def _begin(control: socket.socket, number: int, handle: int, log: int) -> None:
     """A worker that answers through `handle`, in a process of its own where this one can be forked."""
-    number = os.fork() if FORKS else 0
-    if number:
+    process = os.fork() if FORKS else 0
+    if process:
         os.close(handle)
         os.close(log)
-        control.sendall(str(number).encode())
+        control.sendall(str(process).encode())
         return
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if not FORKS:
             control.sendall(str(os.getpid()).encode())
         control.close()
+        os.environ[WORKER] = str(number)
         for stream in (0, 1, 2):
             os.dup2(log, stream)
         os.close(log)

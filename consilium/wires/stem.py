@@ -34,20 +34,19 @@ class Stem:
         with self._lock:
             self._started()
 
-    def worker(self, log: IO[bytes], modules: Collection[str]) -> tuple[socket.socket, int]:
-        """A new worker that has imported these modules: the way to it, and its number."""
+    def worker(self, log: IO[bytes], modules: Collection[str], number: int) -> tuple[socket.socket, int]:
+        """A new worker of this number that has imported these modules: the way to it, and its process."""
         with self._lock:
             for last in (False, True):
                 control = self._started()
                 here, there = socket.socketpair()
                 try:
-                    said = json.dumps(sorted(modules)).encode()
+                    said = json.dumps({"modules": sorted(modules), "number": number}).encode()
                     socket.send_fds(control, [said], [there.fileno(), log.fileno()])
-                    number = control.recv(64)
-                    if number:
-                        return here, int(number)
+                    if process := control.recv(64):
+                        return here, int(process)
                 except OSError:
-                    number = b""
+                    pass
                 finally:
                     there.close()
                 here.close()

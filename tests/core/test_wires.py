@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 
 from consilium import engine, simulation, tree
+from consilium.children import WORKER
 from consilium.contract import run_in_process
 from consilium.errors import DataError, WireError
+from consilium.machine import pick_device
 from consilium.messages import AnswerHead, Envelope, Request, card_from_json, card_to_json
 from consilium.methods.fedavg import FedAvg
 from consilium.run_folder import RunFolder
@@ -22,6 +25,7 @@ from consilium.simulation import Result
 from consilium.site import Round, Site, SiteCard
 from consilium.study import Study
 from consilium.weights import SiteName
+from consilium.wires import processes
 from consilium.wires.in_process import InProcess
 from consilium.wires.local_sites import LocalAnswer, LocalRequest
 from consilium.wires.processes import Pool, Processes, held_back, place_for
@@ -297,3 +301,28 @@ def test_a_pool_that_is_closed_starts_nothing_again() -> None:
     pool.close()
     assert [future.cancelled() for future in waiting] == [False, True]
     assert process.asked == 1
+
+
+class NoStem:
+    """Starts nothing: the way leads nowhere, and the process has the worker's number."""
+
+    def worker(self, log: IO[bytes], modules: Collection[str], number: int) -> tuple[socket.socket, int]:
+        here, there = socket.socketpair()
+        there.close()
+        return here, number
+
+    def close(self) -> None: ...
+
+
+def test_a_worker_process_stays_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three processes on two GPUs: whichever site one of them serves, it is on GPU 0, 1 and 0."""
+    monkeypatch.setattr(processes, "take", NoStem)
+    monkeypatch.setattr(processes, "FORKS", True)
+    with Pool(3) as pool:
+        numbers = [process.pid for process in pool.processes]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [pick_device("auto", site) for site in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]  # in no worker
+    for number, device in zip(numbers, ("cuda:0", "cuda:1", "cuda:0"), strict=True):
+        monkeypatch.setenv(WORKER, str(number))
+        assert {pick_device(wanted, site) for wanted in ("auto", "cuda") for site in range(4)} == {device}
