@@ -38,6 +38,7 @@ BENCHMARKS = {  # the module is imported when it is asked for
     "first-try": "training:against_first_try",
     "long": "training:long_rounds",
     "apple": "apple:local_steps",
+    "apple-peers": "apple_peers:local_steps",
     "dp": "dp:private_steps",
     "susam": "sharpness:sparse_steps",
     "teachers": "teachers:labelled_rounds",
@@ -46,9 +47,11 @@ BENCHMARKS = {  # the module is imported when it is asked for
     "large": "federation:large_messages",
     "slow-link": "slow_link:slow_rounds",
 }
-PLACES = {  # of what is no dependency of ours; for `peers`
+PLACES = {  # of what is no dependency of ours; for `peers` and `apple-peers`
     "flower-python": "the interpreter of an environment with benchmarks/peers/requirements-flower.txt",
     "flare-python": "the interpreter of an environment with benchmarks/peers/requirements-flare.txt",
+    "pfllib": "a checkout of PFLlib (github.com/TsingZ0/PFLlib)",
+    "apple-authors": "a checkout of the code of APPLE's authors (github.com/ljaiverson/pFL-APPLE)",
 }
 Benchmark = Callable[[Path, int], "list[Measured]"]
 
@@ -72,6 +75,8 @@ def run(folder: Path) -> int:
     options = parser.parse_args()
     for name in PLACES:
         if value := getattr(options, name.replace("-", "_")):
+            if not Path(value).exists():
+                parser.error(f"--{name}: there is no {value}")
             os.environ[f"BENCH_{name.replace('-', '_').upper()}"] = value
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:

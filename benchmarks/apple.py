@@ -54,13 +54,13 @@ def _compare(
     repeats: int, steps: int, limit: float,
 ) -> Measured:  # fmt: skip
     images = images.contiguous(memory_format=torch.channels_last)
-    ours, plain = _mixed(build, images, loss), _plain(build, images, loss)
+    ours, plain = mixed_step(build, images, loss), plain_step(build, images, loss)
     for step in (ours, plain):
         step()
     mine: list[Repeat] = []
     theirs: list[Repeat] = []
     for _ in range(repeats):
-        pairs = [(_timed(ours), _timed(plain)) for _ in range(steps)]  # in turn, so that both meet the same weather
+        pairs = [(timed(ours), timed(plain)) for _ in range(steps)]  # in turn, so that both meet the same weather
         mine.append([pair[0] for pair in pairs])
         theirs.append([pair[1] for pair in pairs])
     mixed, bare = (median(typical(repeat) for repeat in found) for found in (mine, theirs))
@@ -71,13 +71,13 @@ def _compare(
     )  # fmt: skip
 
 
-def _timed(step: Step) -> Spent:
+def timed(step: Step) -> Spent:
     clock = Clock()
     step()
     return clock.stop()
 
 
-def _mixed(build: Callable[[], nn.Module], images: Tensor, loss: Callable[[Tensor], Tensor]) -> Step:
+def mixed_step(build: Callable[[], nn.Module], images: Tensor, loss: Callable[[Tensor], Tensor]) -> Step:
     cores = [dict(build().named_parameters()) for _ in range(SITES)]
     with torch.no_grad():
         mixture = Mixture(_laid_out(build()), cores, 0, [1 / SITES] * SITES)
@@ -93,7 +93,7 @@ def _mixed(build: Callable[[], nn.Module], images: Tensor, loss: Callable[[Tenso
     return step
 
 
-def _plain(build: Callable[[], nn.Module], images: Tensor, loss: Callable[[Tensor], Tensor]) -> Step:
+def plain_step(build: Callable[[], nn.Module], images: Tensor, loss: Callable[[Tensor], Tensor]) -> Step:
     network = _laid_out(build())
     stepper = optimizer(list(network.parameters()), HOW, 0.01)
 

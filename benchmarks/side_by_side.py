@@ -29,18 +29,35 @@ PEERS = Path(__file__).parent / "peers"
 ROUNDS = 20
 SLOW = 900  # seconds after which a program is given up
 OURS, PLAIN = "consilium", "a plain PyTorch loop"
-# where the interpreter of a peer's own environment is told, see docs/speed.md
+
+
+@dataclass(frozen=True)
+class Program:
+    """A peer's program, and what the reader has to bring for it, see docs/speed.md."""
+
+    file: str
+    also: str = ""  # another file that its user writes; the work itself, `work.py`, is the same for all but us
+    python: str = ""  # the variable that names the interpreter of its own environment
+    checkout: str = ""  # the variable that names the folder of its code
+
+    def command(self) -> list[str]:
+        """Empty where what it needs was not given."""
+        needed = self.python or self.checkout
+        if needed and not os.environ.get(needed):
+            return []
+        return [os.environ[self.python] if self.python else sys.executable, str(PEERS / self.file)]
+
+    def lines(self) -> int:
+        files = [name for name in (self.file, self.also, "work.py") if name]
+        return sum(code_lines((PEERS / name).read_text()) for name in files)
+
+
 PROGRAMS = {
-    PLAIN: ("plain_loop.py", ""),
-    "a loop of PFLlib's form, ours": ("pfllib_form.py", ""),
-    "Flower's simulation": ("flower_app.py", "BENCH_FLOWER_PYTHON"),
-    "NVIDIA FLARE's simulator": ("flare_app.py", "BENCH_FLARE_PYTHON"),
-}
-LINES = {  # what a user writes; the work itself, `work.py`, is the same for all but us
-    PLAIN: ("plain_loop.py", "work.py"),
-    "a loop of PFLlib's form, ours": ("pfllib_form.py", "work.py"),
-    "Flower's simulation": ("flower_app.py", "flower_client.py", "work.py"),
-    "NVIDIA FLARE's simulator": ("flare_app.py", "flare_client.py", "work.py"),
+    PLAIN: Program("plain_loop.py"),
+    "a loop of PFLlib's form, ours": Program("pfllib_form.py"),
+    "PFLlib itself": Program("pfllib_itself.py", "checkouts.py", checkout="BENCH_PFLLIB"),
+    "Flower's simulation": Program("flower_app.py", "flower_client.py", python="BENCH_FLOWER_PYTHON"),
+    "NVIDIA FLARE's simulator": Program("flare_app.py", "flare_client.py", python="BENCH_FLARE_PYTHON"),
 }
 
 
@@ -52,7 +69,8 @@ class Course:
     first_cpu: float  # processor seconds of all its processes until then
     rounds: Sequence[float]  # when each ended
     end: float
-    memory: int  # the most bytes that all processes had of their own
+    memory: int  # the most bytes that all processes together had of their own
+    largest: int  # the most that one of them had
     cpu: float  # processor seconds of all its processes, as far as they were seen
 
     @property
@@ -64,15 +82,15 @@ def followed(command: Sequence[str], marks: Path, only_first: bool = False, **va
     """Run a program to its end, or to its first step."""
     marks.unlink(missing_ok=True)
     environment = {**os.environ, **variables, "BENCH_MARKS": str(marks)}
-    began, memory, cpu = time.time(), 0, 0.0
+    began, memory, largest, cpu = time.time(), 0, 0, 0.0
     log = marks.with_suffix(".log").open("w+")  # not a pipe, which fills up
     process = subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=log, stderr=subprocess.STDOUT, text=True
     )
     try:
         while process.poll() is None and not (only_first and _stepped(marks)):
-            spent, held = used(str(marks))
-            memory, cpu = max(memory, held), max(cpu, spent)
+            spent, held, most = used(str(marks))
+            cpu, memory, largest = max(cpu, spent), max(memory, held), max(largest, most)
             time.sleep(0.05)
             if time.time() - began > SLOW:
                 raise TimeoutError(f"{command[1]} took more than {SLOW} s")
@@ -88,7 +106,7 @@ def followed(command: Sequence[str], marks: Path, only_first: bool = False, **va
     seen = [line.split() for line in marks.read_text().splitlines()]
     step = next(line for line in seen if line[0] == "step")
     rounds = [float(line[1]) - began for line in seen if line[0] == "round"]
-    return Course(float(step[1]) - began, float(step[2]), rounds, end, memory, cpu)
+    return Course(float(step[1]) - began, float(step[2]), rounds, end, memory, largest, cpu)
 
 
 def _stepped(marks: Path) -> bool:
@@ -131,11 +149,10 @@ def fedavg(folder: Path, repeats: int) -> list[Measured]:
     seen: dict[str, list[Course]] = {}
     for _ in range(min(repeats, 3)):
         seen.setdefault(OURS, []).append(followed(our_command(study, folder / "runs"), folder / "marks"))
-        for name, (file, variable) in PROGRAMS.items():
-            python = os.environ.get(variable, "") if variable else sys.executable
-            if python:
-                command = [python, str(PEERS / file), str(arrays), str(ROUNDS)]
-                seen.setdefault(name, []).append(followed(command, folder / "marks"))
+        for name, program in PROGRAMS.items():
+            if command := program.command():
+                course = followed([*command, str(arrays), str(ROUNDS)], folder / "marks")
+                seen.setdefault(name, []).append(course)
     for line in table(seen):
         print(line, flush=True)
     return _against(seen)
@@ -145,8 +162,8 @@ def table(seen: Mapping[str, Sequence[Course]]) -> list[str]:
     lines = [
         f"FedAvg, six sites, {ROUNDS} rounds, {default_workers()} cores, load {load()}; medians",
         "| | first step after | processor time until then | seconds per round | whole run | its processor time | "
-        "peak memory | code lines |",
-        "|---|---|---|---|---|---|---|---|",
+        "peak memory | of its largest process | code lines |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in (OURS, *PROGRAMS):
         courses = seen.get(name, ())
@@ -158,11 +175,10 @@ def _row(name: str, courses: Sequence[Course]) -> str:
     def of(field: str) -> float:
         return float(median(getattr(course, field) for course in courses))
 
-    written = sum(code_lines((PEERS / file).read_text()) for file in LINES.get(name, ()))
-    lines = str(written) if written else f"{_study_lines()} of TOML"
+    lines = f"{_study_lines()} of TOML" if name == OURS else str(PROGRAMS[name].lines())
     return (
         f"| {name} | {of('first_step'):.1f} s | {of('first_cpu'):.1f} s | {of('round'):.3f} s | {of('end'):.1f} s | "
-        f"{of('cpu'):.1f} s | {of('memory') / 1e9:.2f} GB | {lines} |"
+        f"{of('cpu'):.1f} s | {of('memory') / 1e9:.2f} GB | {of('largest') / 1e9:.2f} GB | {lines} |"
     )
 
 
@@ -190,4 +206,7 @@ def _against(seen: Mapping[str, Sequence[Course]]) -> list[Measured]:
     found.append(
         Measured("peers", "seconds per round", ours, f"the plain loop's / {cores}", plain / cores, "s", ratio, 1.10)
     )
+    largest, theirs = (median(course.largest / 1e6 for course in seen[who]) for who in (OURS, PLAIN))
+    what = "memory of the largest process"
+    found.append(Measured("peers", what, largest, PLAIN, theirs, "MB", largest / theirs, 2.0))
     return found

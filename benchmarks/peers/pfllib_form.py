@@ -19,7 +19,7 @@ class Client:
             old.data = new.data.clone()
 
     def train(self, round: int) -> None:
-        train(self.model, self.site, round, fast=False)
+        train(self.model, self.site, round)
 
 
 class Server:

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +45,26 @@ def network() -> nn.Module:
     return NestedUNet(2, 3, 2, WIDTHS, 0, "instance", 0.0)  # type: ignore[no-any-return]
 
 
-def train(model: nn.Module, site: Site, round: int, fast: bool = True) -> int:
-    """One epoch of Adam; `fast` is channels-last and a fused optimiser. Returns the number of cases."""
-    images, masks = site
+def train(model: nn.Module, site: Site, round: int) -> int:
+    """One epoch of Adam, channels-last and fused. Returns the number of cases."""
     model.train()
-    layout = torch.channels_last if fast else torch.contiguous_format
-    model.to(memory_format=layout)  # type: ignore[call-overload]
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=fast)
-    order = np.random.default_rng(round).permutation(len(images))
-    for chunk in np.array_split(order, math.ceil(len(images) / BATCH)):
-        batch, mask = images[chunk].contiguous(memory_format=layout), masks[chunk]
-        truth = torch.stack([mask > 0, mask == 2], dim=1).float()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True)
+    for batch, truth in batches(site, round):
         loss = dice(model(batch), truth)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return len(images)
+    return len(site[0])
+
+
+def batches(site: Site, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+    images, masks = site
+    order = np.random.default_rng(round).permutation(len(images))
+    for chunk in np.array_split(order, math.ceil(len(images) / BATCH)):
+        mask = masks[chunk]
+        truth = torch.stack([mask > 0, mask == 2], dim=1).float()
+        yield images[chunk].contiguous(memory_format=torch.channels_last), truth
 
 
 def dice(output: Tensor, truth: Tensor) -> Tensor:
@@ -97,13 +102,13 @@ def mark_first_step() -> None:
     held.append(register_optimizer_step_post_hook(stepped))
 
 
-def used(marks: str) -> tuple[float, int]:
-    """Processor seconds, and bytes of memory of their own, of all processes that write to these marks.
+def used(marks: str) -> tuple[float, int, int]:
+    """Of all processes that write to these marks: processor seconds, own memory in bytes, that of the largest.
 
     They are found by their environment: frameworks start processes that are nobody's children.
     """
     wanted = f"BENCH_MARKS={marks}".encode()
-    ticks = pages = 0
+    ticks, pages = 0, [0]
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if wanted not in (folder / "environ").read_bytes().split(b"\0"):
@@ -113,5 +118,6 @@ def used(marks: str) -> tuple[float, int]:
         except OSError:  # it has just ended, or is somebody else's
             continue
         ticks += sum(map(int, fields[11:15]))  # its own and those of its children that have ended
-        pages += resident - shared
-    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+        pages.append(resident - shared)
+    size = os.sysconf("SC_PAGE_SIZE")
+    return ticks / os.sysconf("SC_CLK_TCK"), sum(pages) * size, max(pages) * size
