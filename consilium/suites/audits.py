@@ -12,13 +12,9 @@ from consilium.files import read_json
 from consilium.reports.reading import RunView
 from consilium.reports.tables import TextCell
 from consilium.suites.reading import PaperTable, Suite
+from consilium.suites.rendering import json_papers, markdown_text, rich_tables
 from consilium.suites.tables import (
     RowRuns,
-    json_papers,
-    markdown_papers,
-    markdown_table,
-    rich_papers,
-    rich_table,
 )
 
 if TYPE_CHECKING:
@@ -58,11 +54,10 @@ class AuditTable:
         return [[TextCell(text) for text in texts] for texts in (heads, *body)]
 
     def to_rich(self) -> list[RenderableType]:
-        return [rich_table(self.title, self.grid(), self.notes), *rich_papers(self.papers)]
+        return rich_tables(self.title, self.grid(), self.notes, self.papers)
 
     def to_markdown(self) -> str:
-        parts = [f"## {self.title}", markdown_table(self.grid()), *self.notes, *markdown_papers(self.papers)]
-        return "\n\n".join(parts) + "\n"
+        return markdown_text(self.title, self.grid(), self.notes, self.papers)
 
     def to_json(self) -> dict[str, Any]:
         lines = {line: dict(found) for line, found in self.lines.items()}

@@ -18,17 +18,13 @@ from consilium.scores.means import MEAN
 from consilium.suites.metrics import by_metric, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, without
 from consilium.suites.reading import FEDERATION, STATE, PaperTable, Suite
+from consilium.suites.rendering import json_papers, markdown_text, rich_tables
 from consilium.suites.tables import (
     Difference,
     RowRuns,
     TableEntry,
     by_state,
     difference,
-    json_papers,
-    markdown_papers,
-    markdown_table,
-    rich_papers,
-    rich_table,
 )
 
 if TYPE_CHECKING:
@@ -61,11 +57,10 @@ class FederationTable:
         return [[TextCell(text) for text in texts] for texts in (head, *body)]
 
     def to_rich(self) -> list[RenderableType]:
-        return [rich_table(self.title, self.grid(), self.notes), *rich_papers(self.papers)]
+        return rich_tables(self.title, self.grid(), self.notes, self.papers)
 
     def to_markdown(self) -> str:
-        parts = [f"## {self.title}", markdown_table(self.grid()), *self.notes, *markdown_papers(self.papers)]
-        return "\n\n".join(parts) + "\n"
+        return markdown_text(self.title, self.grid(), self.notes, self.papers)
 
     def to_json(self) -> dict[str, Any]:
         lines = [

@@ -19,11 +19,11 @@ from consilium.suites.choosing import SettingsChoice
 from consilium.suites.metrics import by_metric, everywhere, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, settings_text, without
 from consilium.suites.reading import LEAVE_OUT, STATE, PaperTable, Suite
+from consilium.suites.rendering import json_papers, markdown_text, rich_tables
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-MARK = "the paper's figures (their data, their machines)"
 UNSEEN = (
     "Sites are left out in turn: a column is the score at a site nobody trained on, of models trained at the others, "
     "at the round best on the others' validation cases."
@@ -199,12 +199,10 @@ class SuiteTable:
     def to_rich(self) -> list[RenderableType]:
         """For the terminal: our table, the notes, the paper's tables."""
         body = [[TextCell(_stacked(text.text), text.bold) for text in texts] for texts in self.grid()]
-        ours = rich_table(self.comparison.title, body, self.notes())
-        return [ours, *rich_papers(self.papers)]
+        return rich_tables(self.comparison.title, body, self.notes(), self.papers)
 
     def to_markdown(self) -> str:
-        parts = [f"## {self.comparison.title}", markdown_table(self.grid()), *self.notes()]
-        return "\n\n".join([*parts, *markdown_papers(self.papers)]) + "\n"
+        return markdown_text(self.comparison.title, self.grid(), self.notes(), self.papers)
 
     def to_json(self) -> dict[str, Any]:
         lines = []
@@ -381,29 +379,6 @@ def _columns(entrants: Sequence[TableEntry], label: str) -> tuple[Column, ...]:
     return (*sites, SITE_MEAN, POOLED, *(Column("outside", site) for site in outside))
 
 
-# -------------------------------------------------------------------------------------------------- shown
-
-
-def rich_papers(papers: Sequence[PaperTable]) -> list[RenderableType]:
-    return [rich_table(f"{paper.caption}: {MARK}", _paper_grid(paper), dim=True) for paper in papers]
-
-
-def markdown_papers(papers: Sequence[PaperTable]) -> list[str]:
-    return [part for p in papers for part in (f"### {p.caption}: {MARK}", markdown_table(_paper_grid(p)))]
-
-
-def json_papers(papers: Sequence[PaperTable]) -> list[dict[str, Any]]:
-    return [{"whose": MARK, **asdict(paper)} for paper in papers]
-
-
-def _paper_grid(paper: PaperTable) -> list[list[TextCell]]:
-    def text(value: float | str) -> TextCell:
-        return TextCell((value or "–") if isinstance(value, str) else f"{value:.{paper.digits}f}")
-
-    head = [TextCell("as the paper names it"), *(TextCell(column) for column in paper.columns)]
-    return [head, *([TextCell(name), *(text(value) for value in values)] for name, values in paper.rows.items())]
-
-
 def _mean_text(values: Sequence[float]) -> str:
     if not values:
         return ""
@@ -414,34 +389,3 @@ def _mean_text(values: Sequence[float]) -> str:
 def _stacked(text: str) -> str:
     """On two lines, so that a table of eight columns fits a terminal."""
     return text.replace(" ± ", "\n± ").replace(" to ", " to\n")
-
-
-def rich_table(
-    title: str, grid: Sequence[Sequence[TextCell]], notes: Sequence[str] = (), dim: bool = False
-) -> RenderableType:
-    """A table without title and notes, which a narrow table would break."""
-    from rich import box
-    from rich.console import Group as Together
-    from rich.table import Table
-    from rich.text import Text as RichText
-
-    style = "dim" if dim else ""
-    table = Table(box=box.SIMPLE_HEAD, style=style, padding=(0, 1, 0, 0), pad_edge=False)
-    head, *body = grid
-    for i, cell in enumerate(head):  # folded, because a truncated number would be another number
-        table.add_column(
-            RichText(cell.text), justify="right" if i else "left", overflow="fold", no_wrap=not i, style=style
-        )
-    for texts in body:
-        table.add_row(*(RichText(text.text, style="bold" if text.bold else "") for text in texts))
-    return Together(RichText(f"\n{title}", style="italic"), table, *(RichText(note, style="dim") for note in notes))
-
-
-def markdown_table(grid: Sequence[Sequence[TextCell]]) -> str:
-    def text(cell: TextCell) -> str:
-        plain = cell.text.replace("|", "\\|").replace("\n", " ")
-        return f"**{plain}**" if cell.bold else plain
-
-    head, *body = [[text(cell) for cell in texts] for texts in grid]
-    rule = ["---"] + ["---:"] * (len(head) - 1)
-    return "\n".join("| " + " | ".join(texts) + " |" for texts in (head, rule, *body))

@@ -22,13 +22,9 @@ from consilium.reports.tables import Cell, TextCell, called
 from consilium.scores.means import MEAN
 from consilium.suites.planning import SuiteRow
 from consilium.suites.reading import LEAVE_OUT, PaperTable, Suite
+from consilium.suites.rendering import json_papers, markdown_text, rich_tables
 from consilium.suites.tables import (
     RowRuns,
-    json_papers,
-    markdown_papers,
-    markdown_table,
-    rich_papers,
-    rich_table,
 )
 
 if TYPE_CHECKING:
@@ -85,11 +81,10 @@ class SelectionTable:
         return [[TextCell(text) for text in texts] for texts in (heads, *body)]
 
     def to_rich(self) -> list[RenderableType]:
-        return [rich_table(self.title, self.grid(), self.notes), *rich_papers(self.papers)]
+        return rich_tables(self.title, self.grid(), self.notes, self.papers)
 
     def to_markdown(self) -> str:
-        parts = [f"## {self.title}", markdown_table(self.grid()), *self.notes, *markdown_papers(self.papers)]
-        return "\n\n".join(parts) + "\n"
+        return markdown_text(self.title, self.grid(), self.notes, self.papers)
 
     def to_json(self) -> dict[str, Any]:
         return {

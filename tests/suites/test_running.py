@@ -18,8 +18,8 @@ from consilium.simulation import Result
 from consilium.study import Study
 from consilium.suites import estimating, load_suite, run_suite, running
 from consilium.suites.planning import Planned, rows
+from consilium.suites.rendering import MARK
 from consilium.suites.running import outlook
-from consilium.suites.tables import MARK
 from tests.suites.bench import FakeRuns, Scores, Teller, write_suite
 from tests.toy import write_toy
 
