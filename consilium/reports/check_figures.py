@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 6  # of a contact sheet
 CASES = 12  # on a contact sheet
+LETTERS = 20  # of a case's name
 PIXELS = 192  # a thumbnail's longer side
 BINS = 48
 FAR = 50.0  # times the median: then the axis of intensities is logarithmic
@@ -42,12 +43,17 @@ def shown(federation: Federation, case: SeenCase) -> Shown | None:
     seen = examine(federation, case.site, case.case.name, case.case.image, case.case.label)
     if seen.image is None:
         return None
-    words = f"{case.case.name}\n{case.case.split or 'no split'}"
+    words = f"{_short(case.case.name)}\n{case.case.split or 'no split'}"
     if isinstance(case.case.label, str):
         words += f", {case.case.label}"
     image, mask = _slice(seen.image, None if seen.mask is None else seen.mask.array)
     step = max(1, math.ceil(max(image.shape[:2]) / PIXELS))
     return Shown(image[::step, ::step], None if mask is None else mask[::step, ::step], words)
+
+
+def _short(name: str) -> str:
+    """A name that fits above its picture; both ends stay."""
+    return name if len(name) <= LETTERS else f"{name[: LETTERS // 2]}…{name[-(LETTERS // 2 - 1) :]}"
 
 
 def _slice(image: ImageArray, mask: NDArray[Any] | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -146,3 +152,5 @@ def _strip(axes: Axes, values: Mapping[str, Sequence[float]], sites: Sequence[st
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=7, labelcolor=FAINT)
     axes.margins(x=0.06)
+    every = [number for found in values.values() for number in found]
+    axes.locator_params(axis="x", nbins=5, integer=bool(every) and all(isinstance(number, int) for number in every))

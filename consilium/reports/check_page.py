@@ -6,17 +6,19 @@ It shows patients' images, so it stays where the data are; `consilium check --co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from consilium.data.check import CheckResult
-from consilium.data.findings import SeenCase, SeenFederation
+from consilium.data.findings import DataFinding, SeenCase, SeenFederation
 from consilium.errors import DataError
 from consilium.reports import check_figures
 from consilium.reports.embedding import EmbeddedImage, embedded
 from consilium.reports.rendering import write_html
 from consilium.reports.style import label_colour
 
+FEW = 3  # findings of a group that are shown without a click
 _AXES = {2: ("rows", "columns"), 3: ("slices", "rows", "columns")}
 
 
@@ -37,7 +39,8 @@ def _content(found: CheckResult) -> dict[str, Any]:
         "lead": _lead(found, number),
         "counts": found.counts,
         "faults": found.faults,
-        "findings": found.findings,
+        "groups": _groups(found.findings),
+        "few": FEW,
         "sheets": [] if seen is None else [_sheet(seen, name, cases) for name, cases in sites.items()],
         "swatches": [] if seen is None else _swatches(seen),
         "intensities": _intensities(sites) if sites else None,
@@ -46,23 +49,49 @@ def _content(found: CheckResult) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class FindingGroup:
+    """Findings of one kind that have the same effect and the same remedy."""
+
+    severity: str
+    kind: str
+    effect: str
+    remedy: str
+    findings: tuple[DataFinding, ...]
+
+
+def _groups(findings: Sequence[DataFinding]) -> list[FindingGroup]:
+    """In the order of the findings; a hundred of a kind must not hide the pictures below them."""
+    alike: dict[tuple[str, str, str, str], list[DataFinding]] = {}
+    for one in findings:
+        alike.setdefault((one.severity, one.kind, one.effect, one.remedy), []).append(one)
+    return [FindingGroup(*about, tuple(members)) for about, members in alike.items()]
+
+
 def _lead(found: CheckResult, number: Mapping[str, int]) -> str:
     cases = sum(sum(splits.values()) for splits in found.counts.values())
-    faults = f"{len(found.faults)} faults that training would refuse" if found.faults else "no fault"
-    kinds = f"{number['error']} errors, {number['warning']} warnings and {number['note']} notes"
-    return f"{len(found.counts)} sites with {cases} cases: {faults}, {kinds}."
+    refused = f"{_counted(len(found.faults), 'fault')} that training would refuse"
+    faults = refused if found.faults else "no fault"
+    kinds = [_counted(number[severity], severity) for severity in ("error", "warning", "note")]
+    sites = _counted(len(found.counts), "site")
+    return f"{sites} with {_counted(cases, 'case')}: {faults}, {kinds[0]}, {kinds[1]} and {kinds[2]}."
 
 
-def _sheet(seen: SeenFederation, site: str, cases: Sequence[SeenCase]) -> tuple[str, int, EmbeddedImage | None]:
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _sheet(seen: SeenFederation, site: str, cases: Sequence[SeenCase]) -> tuple[str, int, int, EmbeddedImage | None]:
     chosen = [check_figures.shown(seen.federation, case) for case in check_figures.spread(cases)]
     pictures = [one for one in chosen if one is not None]
     labels = len(seen.federation.labels) if seen.federation.task == "segmentation" else 0
     if not pictures:
-        return site, len(cases), None
+        return site, len(cases), len(cases), None
     figure = check_figures.contact_sheet(pictures, labels)
     return (
         site,
         len(cases),
+        len(pictures),
         embedded(figure, f"{len(pictures)} cases of site {site} with the outlines of labels", "png", dpi=110),
     )
 

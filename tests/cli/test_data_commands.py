@@ -116,6 +116,7 @@ def test_check_writes_a_page_and_counts(broken: Path, tmp_path: Path, monkeypatc
     assert "http:" not in text and "https:" not in text and text.count("<img") >= 5
     for word in (*FAULTS, "The sites side by side", "255"):
         assert word in text
+    assert text.count("<details") == len(set(re.findall(r"<summary>.*</summary>", text)))  # a kind has one place
     assert json.loads(counts.read_text())["cases"]["ada"]["train"] == 8
 
 

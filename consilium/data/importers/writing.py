@@ -64,7 +64,7 @@ def write_found(
     head = parts[0]
     for site in sorted({case.site for found in parts for case in found.cases}):
         if not SITE_NAME.fullmatch(site):
-            raise StudyError(f"the site's name {site!r} cannot be used; write letters, digits, '-', '_' or '.'.")
+            raise StudyError(f"the site's name {site!r} cannot be used; write letters of a-z, digits, '-', '_' or '.'.")
     if how.reference and any(found.root is None for found in parts):
         raise StudyError("--reference: this dataset cannot stay where it is; leave --reference out.")
     crop = CropAround(_values(how.crop, head)) if how.crop else None
@@ -101,6 +101,7 @@ def write_found(
         before.close()
         if any(not case.split for site in kept.values() for case in site):
             draw_splits(folder, how.split if isinstance(how.split, tuple) else head.shares, how.seed)
+        read_federation(folder)  # a table with a fault must not appear at all
     left = [line for found in parts for line in found.left_out]
     said = [f"left out: {line}" for line in (*left, *doubts)] + [f"rater left out: {note}" for note in notes]
     return Imported(read_federation(to), (*_paired(kept, sound), *said))
