@@ -39,12 +39,12 @@ def new_folder(to: Path, command: str = "") -> Iterator[Path]:
         yield partial
         (partial / OWNER).unlink(missing_ok=True)
         partial.rename(to)
-    except KeyboardInterrupt:
+    except Exception:  # nothing half made is left
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    except BaseException:  # Ctrl-C, also as the command's own exception, or the end of the process
         if not command or _owner(partial)[1] != command:
             shutil.rmtree(partial, ignore_errors=True)
-        raise
-    except BaseException:  # nothing half made is left
-        shutil.rmtree(partial, ignore_errors=True)
         raise
 
 

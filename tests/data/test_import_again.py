@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,9 +17,11 @@ from PIL import Image
 
 from consilium.data.formats import ImageError
 from consilium.data.importers import import_found, writing
+from consilium.data.importers.found import RawCase
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.writing import Writing
 from consilium.errors import DataError
+from tests.cli.terminal import call
 
 CASES = 6
 HOW = ImportOptions(images="i/{case}.png", masks=("m/{case}.png",), labels=("disc",), values=("255=disc",))
@@ -64,6 +67,28 @@ def test_a_stopped_import_goes_on(raw: Path, tmp_path: Path, read: list[str]) ->
     assert set(read) <= {"c4", "c5"}
     assert files(tmp_path / "to") == files(tmp_path / "whole")
     assert not list(tmp_path.glob(".*partial"))
+
+
+def test_ctrl_c_at_the_command_keeps_what_is_done(
+    raw: Path, tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command turns Ctrl-C into an exception of its own."""
+    real = writing.WrittenCases.add
+
+    def add(self: writing.WrittenCases, case: RawCase, *more: Any) -> None:
+        real(self, case, *more)
+        if case.name == "c3":
+            signal.raise_signal(signal.SIGINT)
+
+    words = ["--images", "i/{case}.png", "--masks", "m/{case}.png", "--labels", "x", "--values", "255=x"]
+    command = ["import", "folder", raw, "--to", tmp_path / "to", *words]
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.WrittenCases, "add", add)
+        stopped = call(*command)
+    assert (stopped.status, "the same command continues" in stopped.err) == (130, True)
+    read.clear()
+    assert call(*command).status == 0
+    assert set(read) <= {"c4", "c5"}
 
 
 def test_what_a_killed_process_wrote_is_taken_over(raw: Path, tmp_path: Path, read: list[str]) -> None:

@@ -321,6 +321,18 @@ def test_images_and_masks_in_one_folder_are_told_apart_by_the_longer_pattern(tmp
     assert said[0] == "site1: paired 3 images with their masks, such as a.png with a_mask.png"
 
 
+def test_a_broken_first_image_is_a_doubt_like_any_other(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "raw", ["a", "b", "c"])
+    (tmp_path / "raw/i/a.png").write_bytes((tmp_path / "raw/i/a.png").read_bytes()[:60])
+    with pytest.raises(
+        DataError, match=r"(?s)One doubt.*add --yes to import the 2 other cases.*i/a.png: cannot be read"
+    ):
+        bring(tmp_path, **PAIRS)
+    federation = bring(tmp_path, Writing(yes=True), **PAIRS)
+    assert [case.name for case in federation.sites["site1"].cases] == ["b", "c"]
+    assert (federation.dimensions, federation.channels) == (2, 1)
+
+
 def test_if_no_case_can_be_used_the_reasons_are_given(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_picture(tmp_path / f"raw/i/{name}.png", some(16, 16))

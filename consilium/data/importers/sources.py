@@ -23,7 +23,8 @@ class SourceFiles:
 
     def doubts(self) -> list[str]:
         some = ", ".join(path.as_posix() for path in self.outside[:3]) + (", …" if len(self.outside) > 3 else "")
-        return [f"{len(self.outside)} links lead out of {self.root} and are not read: {some}."] if self.outside else []
+        lead = "1 link leads" if len(self.outside) == 1 else f"{len(self.outside)} links lead"
+        return [f"{lead} out of {self.root}; not read: {some}."] if self.outside else []
 
 
 def files_under(root: Path) -> SourceFiles:

@@ -38,8 +38,7 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
     if not cases:
         raise DataError(f"no image was paired in {tree.root}, so nothing was written.{_listed(doubts)}")
     task = "classification" if classes else "segmentation"
-    dimensions = options.dimensions or _dimensions(cases[0])
-    channels = options.channels or len(read_stored(cases[0].images[0], dimensions, 3).array)
+    dimensions, channels = _form(cases, options)
     contains: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for outer, inner in pairs("contains", options.contains).items():
         contains[outer] += (inner,)
@@ -205,8 +204,23 @@ def _ending(tree: SourceFiles, folder: str) -> str:
     return next(p.name[-len(ending) :] for p in tree.files if p.parts[0] == folder and suffix_of(p).endswith(ending))
 
 
+def _form(cases: Sequence[RawCase], options: ImportOptions) -> tuple[int, int]:
+    """Dimensions and channels: those asked for, else those of the first image that can be read."""
+    if options.dimensions and options.channels:
+        return options.dimensions, options.channels
+    wrong: DataError | None = None
+    for case in cases:
+        try:
+            dimensions = options.dimensions or _dimensions(case)
+            channels = len(read_stored(case.images[0], dimensions, 3).array)
+            return dimensions, options.channels or channels
+        except DataError as error:
+            wrong = wrong or error
+    raise wrong or DataError("there is no image to read.")
+
+
 def _dimensions(case: RawCase) -> int:
-    """2 or 3, by what the first image is."""
+    """2 or 3, by what the image is."""
     path = case.images[0]
     if path.is_dir():
         return 3
