@@ -41,6 +41,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty page where a command writes a report of its run: the figures take longer than the toy's training."""
+    monkeypatch.setattr("consilium.reporting.write_report", lambda runs, page: page.touch())
+
+
+@pytest.fixture
 def study(federation: Path, tmp_path: Path) -> Path:
     return write_study(tmp_path / "toy.toml", federation)
 

@@ -60,6 +60,7 @@ def test_one_site_and_an_empty_cache(filled: Path) -> None:
     assert call("cache", "--json").document["entries"] == []
 
 
+@pytest.mark.usefixtures("no_report")
 def test_cases_are_prepared_before_a_study_is_run(
     study: Path, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

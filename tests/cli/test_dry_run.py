@@ -83,6 +83,7 @@ def test_a_site_without_training_cases_is_refused(study: Path, tmp_path: Path, f
     assert told.status == 2 and "no training cases at ada" in told.err
 
 
+@pytest.mark.usefixtures("no_report")
 def test_quiet_prints_the_run_folder_alone(finished: Callable[[str], Path], federation: Path, tmp_path: Path) -> None:
     run = finished("fedavg")
     file = write_study(tmp_path / "toy.toml", federation)

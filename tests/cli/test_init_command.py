@@ -15,6 +15,7 @@ from consilium.study_reading import load_study
 from tests.cli.terminal import call, refused
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_first_study_runs_and_every_line_has_a_comment(federation: Path, tmp_path: Path) -> None:
     file = tmp_path / "new" / "study.toml"
     done = call("init", "--federation", federation, "--rounds", 1, "--to", file, "--yes")

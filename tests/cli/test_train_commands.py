@@ -47,6 +47,7 @@ def test_run_prints_its_folder_last(study: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("no_report")
 def test_progress_without_a_terminal_is_plain_lines(study: Path) -> None:
     done = run(study)
     lines = done.err.splitlines()
@@ -58,6 +59,7 @@ def test_progress_without_a_terminal_is_plain_lines(study: Path) -> None:
     assert not any("\x1b" in line for line in lines)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_finished_study_says_so(study: Path) -> None:
     folder = trained(study)
     again = run(study)
@@ -110,6 +112,7 @@ def test_attendance_of_another_run_is_repeated(federation: Path, tmp_path: Path)
     assert [(event["round"], event["site"]) for event in away] == [(1, "bea")]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_too_few_sites_stop_the_run_and_resume_goes_on(federation: Path, tmp_path: Path, failing: Failing) -> None:
     study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=3)
     with failing(3):
@@ -141,16 +144,12 @@ def test_a_failure_in_training_leaves_its_traceback_in_a_file(
     ] * 3
 
 
-def test_fedsm_below_one_over_k_warns(federation: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_report")
+def test_progress_counts_the_papers_rounds_and_fedsm_below_one_over_k_warns(federation: Path, tmp_path: Path) -> None:
     study = write_study(tmp_path / "toy.toml", federation, "fedsm", rounds=1)
     done = run(study, "--set", "method.pull=0.1")
     assert done.status == 0
     assert "below 1/K" in done.err
-
-
-def test_progress_counts_the_papers_rounds(federation: Path, tmp_path: Path) -> None:
-    study = write_study(tmp_path / "toy.toml", federation, "fedsm", rounds=1)
-    done = run(study)
     assert "training 1 round" in done.err
     assert "round 1/1" in done.err
 
@@ -172,17 +171,14 @@ def test_demo_starts_without_options(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert asked == [(Path("demo"), demo.DEFAULT_ROUNDS, 0, None), (tmp_path, 3, 4, 1)]
 
 
-@pytest.mark.parametrize("name", demo.METHODS)
-def test_demo_studies_differ_only_in_the_method(name: str, tmp_path: Path) -> None:
+def test_demo_studies_differ_only_in_the_method(tmp_path: Path) -> None:
     data = tmp_path / "eyes"
     write_phantom("retina", data, 18, 16, 0)
     changes = [f'data.federation="{data}"', "study.name=same"]
-    one, other = (
-        demo.load_study(demo.folder_of_studies() / f"demo_{n}.toml", changes).tables() for n in (name, "fedavg")
-    )
-    assert one.pop("method")["name"] == name
-    other.pop("method")
-    assert one == other
+    files = {name: demo.folder_of_studies() / f"demo_{name}.toml" for name in demo.METHODS}
+    tables = {name: demo.load_study(file, changes).tables() for name, file in files.items()}
+    assert {name: table.pop("method")["name"] for name, table in tables.items()} == {n: n for n in demo.METHODS}
+    assert all(table == tables["fedavg"] for table in tables.values())
 
 
 @pytest.mark.xdist_group("pool")

@@ -50,7 +50,7 @@ def command(*arguments: str) -> int:
 def test_a_study_waits_is_shown_approved_and_runs(
     rules: Path, federation: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = toy_study(federation)
+    study = toy_study(federation, study__score_every=2)
     assert word(rules, study) == "approval"
     assert command("--hospital", str(rules), "--json") == 0
     (waiting,) = json.loads(capsys.readouterr().out)["studies"]

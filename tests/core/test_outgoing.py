@@ -237,7 +237,7 @@ def test_a_limit_is_counted_from_the_log(
 
 
 def test_scorings_without_a_limit_are_those_of_the_study_twice(federation: Path, tmp_path: Path) -> None:
-    study = toy_study(federation)  # of 3 rounds, scored in the second, the last, and at the end
+    study = toy_study(federation, study__score_every=2)  # of 3 rounds, scored in the second, the last, and at the end
     assert study.scorings == 4
     for number in range(8):
         send(hospital(tmp_path), study, 0.1 * number, do="score")
