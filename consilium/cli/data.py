@@ -62,6 +62,9 @@ def partition(
         float | None, typer.Option(help="dirichlet: concentration, by default 0.5; small values are uneven.")
     ] = None,
     share: Annotated[float, typer.Option(help="Keep this share of the cases of every class.")] = 1.0,
+    test_share: Annotated[
+        float | None, typer.Option(help="Of the test cases keep this share; by default as --share.")
+    ] = None,
 ) -> None:
     """Split one classification site into a federation whose sites hold different classes.
 
@@ -71,7 +74,7 @@ def partition(
     from consilium.data.partition import partition as cut
     from consilium.reports.holdings import draw, write_table
 
-    federation = cut(site, to, Cut(scheme, sites, seed, classes_per_site, alpha, share))
+    federation = cut(site, to, Cut(scheme, sites, seed, classes_per_site, alpha, share, test_share))
     held = holdings(federation)
     write_table(held, to / "partition.csv")
     draw(held, to / "partition.png")

@@ -43,6 +43,7 @@ class Cut:
     classes_per_site: int | None = None  # of "pathological"; None: the paper's 2
     alpha: float | None = None  # of "dirichlet": small is uneven; None: 0.5
     share: float = 1.0  # of the cases to keep
+    test_share: float | None = None  # of the test cases; None: as `share`
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -58,8 +59,13 @@ class Cut:
                 raise StudyError(f"--{name} is only for --scheme {scheme}; leave it out.")
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise StudyError(f"--{name} {value}: it must be above zero.")
-        if not 0 < self.share <= 1:
-            raise StudyError(f"--share {self.share}: it must be above 0 and at most 1.")
+        for name, value in (("share", self.share), ("test-share", self.kept("test"))):
+            if not 0 < value <= 1:
+                raise StudyError(f"--{name} {value}: it must be above 0 and at most 1.")
+
+    def kept(self, part: str) -> float:
+        """The share of the cases of "test" or "training" that is kept."""
+        return self.test_share if part == "test" and self.test_share is not None else self.share
 
 
 def partition(source: Path, to: Path, how: Cut) -> Federation:
@@ -157,7 +163,7 @@ def _patients(site: SiteFolder, how: Cut) -> Patients:
         found["test" if group[0].split == "test" else "training", str(group[0].label)].append(group)
     for (part, label), groups in found.items():
         order = numpy_generator(how.seed, "deal", part, label).permutation(len(groups))
-        found[part, label] = [groups[i] for i in order[: max(1, round(how.share * len(groups)))]]
+        found[part, label] = [groups[i] for i in order[: max(1, round(how.kept(part) * len(groups)))]]
     return found
 
 

@@ -135,6 +135,20 @@ def test_a_cut_is_the_same_again(one: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a/site1/stack.npy").read_bytes() == (tmp_path / "b/site1/stack.npy").read_bytes()
 
 
+def test_test_cases_have_a_share_of_their_own(one: Path, tmp_path: Path) -> None:
+    half, all_tests = (
+        partition(one, tmp_path / str(share), Cut("practical", 3, share=0.5, test_share=share)) for share in (None, 1.0)
+    )
+
+    def count(federation: Federation) -> Counter[str]:
+        return Counter(case.split for site in federation.sites.values() for case in site.cases)
+
+    assert count(half)["test"] == 100
+    assert count(all_tests) == {**count(half), "test": 200}
+    with pytest.raises(StudyError, match="--test-share 0"):
+        Cut("practical", 3, test_share=0.0)
+
+
 def test_a_share_keeps_every_class(one: Path, tmp_path: Path) -> None:
     federation = partition(one, tmp_path / "cut", Cut("dirichlet", 3, share=0.1))
     labels = Counter(str(case.label) for site in federation.sites.values() for case in site.cases)
