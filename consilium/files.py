@@ -153,9 +153,12 @@ def sweep_drafts(folder: Path) -> None:
 
 def _created(draft: Path, private: bool) -> FileIO:
     """A new file to write to. A file that a killed process left under this name may be open to others: delete it."""
-    draft.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    return FileIO(os.open(draft, flags, 0o600 if private else 0o666), "wb")
+    flags, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666
+    try:
+        return FileIO(os.open(draft, flags, mode), "wb")
+    except FileExistsError:
+        draft.unlink()
+        return FileIO(os.open(draft, flags, mode), "wb")
 
 
 def _restrict(descriptor: int, mode: int) -> None:

@@ -81,26 +81,49 @@ class _Entry(NamedTuple):
     data_offsets: list[int]
 
 
+_Table = tuple[str | None, dict[str, _Entry]]  # the header of a message, and where its tensors are
+# Tables of files read before, by their bytes and the size of the file, which are all that a table is checked against:
+# what a site keeps has the same table in every round.
+_tables: dict[tuple[bytes, int], _Table] = {}
+TABLES, TABLE_BYTES = 16, 1 << 20  # how many are kept, and of which length
+
+
+def _table(path: Path, mapped: mmap.mmap, start: int) -> _Table:
+    if start > TABLE_BYTES:
+        return _read_table(path, mapped, start)
+    known = mapped[:start], len(mapped)
+    found = _tables.get(known)
+    if found is None:
+        found = _read_table(path, mapped, start)
+        if len(_tables) >= TABLES:
+            _tables.clear()
+        _tables[known] = found
+    return found
+
+
+def _read_table(path: Path, mapped: mmap.mmap, start: int) -> _Table:
+    """Check a file and read its table, whose bytes end at `start`."""
+    with cast(Any, safe_open(path, framework="pt")) as checked:  # the library validates the file
+        names, header = checked.keys(), (checked.metadata() or {}).get(HEADER)
+    table = json.loads(mapped[8:start])
+    entries = {name: _Entry(table[name]["dtype"], table[name]["shape"], table[name]["data_offsets"]) for name in names}
+    for name, (dtype, shape, (begin, end)) in entries.items():  # of a repeated name, the library may have read another
+        if dtype not in _TYPES:
+            raise PacketError(f"'{name}' has numbers of the type {shortened(dtype)}, which no message has")
+        sound = 0 <= begin <= end <= len(mapped) - start
+        if not sound or end - begin != math.prod(shape) * _TYPES[dtype].itemsize:
+            raise PacketError(f"'{name}' is not where its header says")
+    return header, entries
+
+
 class _FileTensors(Mapping[str, Tensor]):
     """The tensors of a safetensors file, each read on demand; they are views of the mapped file."""
 
     def __init__(self, path: Path) -> None:
-        with cast(Any, safe_open(path, framework="pt")) as checked:  # the library validates the file
-            self._views: dict[str, Tensor | None] = dict.fromkeys(checked.keys())
-            self.header: str | None = (checked.metadata() or {}).get(HEADER)
         self._map = _mapped(path)
         self._start = 8 + int.from_bytes(self._map[:8], "little")
-        table = json.loads(self._map[8 : self._start])
-        self._table = {n: _Entry(table[n]["dtype"], table[n]["shape"], table[n]["data_offsets"]) for n in self._views}
-        self._check(len(self._map) - self._start)
-
-    def _check(self, size: int) -> None:
-        """Check the table as read here: of a repeated name, the library may have checked the other entry."""
-        for name, (dtype, shape, (start, end)) in self._table.items():
-            if dtype not in _TYPES:
-                raise PacketError(f"'{name}' has numbers of the type {shortened(dtype)}, which no message has")
-            if not 0 <= start <= end <= size or end - start != math.prod(shape) * _TYPES[dtype].itemsize:
-                raise PacketError(f"'{name}' is not where its header says")
+        self.header, self._table = _table(path, self._map, self._start)
+        self._views: dict[str, Tensor | None] = dict.fromkeys(self._table)
 
     def again(self, path: Path) -> _FileTensors:
         """The tensors of the same file, unchanged by writes to these; its table is not read again."""

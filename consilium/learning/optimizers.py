@@ -56,7 +56,11 @@ def load_state(
     optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter], state: OptimizerState
 ) -> None:
     fused = optimizer.defaults.get("fused")  # its kernels need the step count on the parameter's device
-    for name, parameter in zip(names, parameters):
-        step = torch.tensor(float(state.step), device=parameter.device if fused else "cpu")
-        slots = {slot: torch.empty_like(parameter).copy_(weights[name]) for slot, weights in state.slots.items()}
-        optimizer.state[parameter] = {"step": step, **slots}
+    slots = {slot: [torch.empty_like(parameter) for parameter in parameters] for slot in state.slots}
+    with torch.no_grad():
+        for slot, weights in state.slots.items():
+            torch._foreach_copy_(slots[slot], [weights[name] for name in names])
+    device = parameters[0].device if fused else "cpu"
+    steps = torch.full((len(parameters),), float(state.step), device=device).unbind()
+    for i, parameter in enumerate(parameters):
+        optimizer.state[parameter] = {"step": steps[i], **{slot: parts[i] for slot, parts in slots.items()}}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from consilium import packet_files, tree
 from consilium.contract import digest
 from consilium.errors import RunError
 from consilium.store import MemoryStore, Store
@@ -87,6 +88,17 @@ def test_exchanged_content_is_noticed(tmp_path: Path) -> None:
 def remembered(memories: MemoryStore, round: int, after: int, value: float, best: int = -1) -> None:
     """What a site does at the end of a round that went on from round `after`."""
     memories.put(round, Memory(vector(value), {}, round), keep=(after, best))
+
+
+def test_a_known_table_does_not_excuse_a_shorter_file(tmp_path: Path) -> None:
+    """Files of the same layout share a table that is read once; the size of each file is still checked."""
+    whole, short = tmp_path / "whole", tmp_path / "short"
+    for path, value in ((whole, 1.0), (short, 2.0)):
+        packet_files.write(tree.flatten(Memory(vector(value), {}, 7)), path)
+        assert packet_files.load(path, Memory).own["w"].tolist() == [value] * 3
+    short.write_bytes(short.read_bytes()[:-4])
+    with pytest.raises(PacketError, match="damaged"):
+        packet_files.load(short, Memory)
 
 
 def test_the_memory_store_keeps_the_merged_and_the_current_round(tmp_path: Path) -> None:
