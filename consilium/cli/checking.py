@@ -96,11 +96,11 @@ def check(
 
 def _checked(folder: Path, study: Path | None, workers: int | None) -> CheckResult:
     """The result of a federation, or with a study of one site's own folder."""
-    from consilium.cli.progress import counting
+    from consilium.cli.progress import counting, kept
     from consilium.data.check import check as examine
     from consilium.data.check import check_cases
 
-    with counting("reading cases") as progress:
+    with kept("the same command", "Cases that were read"), counting("reading cases") as progress:
         if study is None:
             return examine(folder, None, workers, progress)
         from consilium.data.site_folder import read_own_site

@@ -93,9 +93,12 @@ def of_cases(seen: SeenFederation) -> Iterator[DataFinding]:
                 "Nothing can be learned from it.", "Export it again, or leave the case out.",
             )  # fmt: skip
         if facts.personal:
+            own = one.case.image.is_relative_to(seen.federation.sites[one.site].folder)
+            where = "where it lies: --fix does not change what is outside the federation."
             yield seen.about(
                 "warning", "names a person", one, f"its DICOM header holds {', '.join(facts.personal)}",
-                "Training does not use it; whoever gets the file can.", "De-identify it; --fix empties these.",
+                "Training does not use it; whoever gets the file can.",
+                "De-identify it; --fix empties these." if own else f"De-identify it {where}",
             )  # fmt: skip
         if facts.grey:
             yield seen.about(

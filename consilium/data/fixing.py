@@ -79,10 +79,13 @@ def _sound(
         if case.name in copies and case.split == "train":
             said.append(f"left out: {copies[case.name]}")
             continue
-        if case.name in named and case.image.is_relative_to(site.folder):
+        header = f"the DICOM header of case {case.name!r} of site {site.name!r}"
+        if case.name in named and not case.image.is_relative_to(site.folder):
+            said.append(f"not mended: {header}: the file stays under its root.")
+        elif case.name in named:
             files = [file for file in files_of(case.image) if personal_elements(file)]
             mends.update({file: _unnamed(file) for file in files})
-            said.append(f"mended: the DICOM header of case {case.name!r} of site {site.name!r} names no person now.")
+            said.append(f"mended: {header} names no person now.")
         yield case
 
 

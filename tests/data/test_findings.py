@@ -225,6 +225,17 @@ def test_a_dicom_header_that_names_a_patient(tmp_path: Path) -> None:
     assert PERSON.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file())
 
 
+def test_a_referenced_dicom_header_stays_and_fix_says_so(tmp_path: Path) -> None:
+    write_federation_toml(tmp_path / "fed", "classification", ["x"], 3, 1)
+    write_series(tmp_path / "raw/s0", np.random.default_rng(0).integers(0, 99, (3, 5, 4)).astype(np.int16))
+    cases = [Case("c0", "p0", "train", tmp_path / "raw/s0", "x")]
+    write_site(tmp_path / "fed", "west", cases, root=tmp_path / "raw")
+    (found,) = [one for one in check(tmp_path / "fed").findings if one.kind == "names a person"]
+    assert found.remedy == "De-identify it where it lies: --fix does not change what is outside the federation."
+    said = fix(tmp_path / "fed", tmp_path / "to")
+    assert said == ["not mended: the DICOM header of case 'c0' of site 'west': the file stays under its root."]
+
+
 def test_fix_mends_what_is_safe_and_leaves_out_leaks(fed: Path, tmp_path: Path) -> None:
     save(fed / "west/labels/1.png", block(5) * 255)
     save(fed / "west/images/2.png", np.stack([picture(12)] * 3, axis=-1))
