@@ -284,7 +284,10 @@ def _batch(sites: Sequence[SiteFingerprint], shape: Sequence[int], memory: float
     """What the memory holds, but of volumes no more than a twentieth of all training voxels, as in nnU-Net."""
     smallest = min(site.cases for site in sites)
     room = (PIXELS if sites[0].dimensions == 2 else 2 * PATCH_VOXELS) * memory / 8 / math.prod(shape)
-    limits = {"a batch has at most 32 cases": 32, f"the smallest site has {smallest} training cases": smallest}
+    limits = {
+        "a batch has at most 32 cases": 32,
+        f"the smallest site has {smallest} training case{'s' * (smallest != 1)}": smallest,
+    }
     limits[f"what {memory:g} GB hold"] = max(1 if sites[0].dimensions == 2 else 2, int(room))
     if sites[0].dimensions == 3 and sites[0].task == "segmentation":
         voxels = sum(site.cases * math.prod(site.size) for site in sites)
