@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from consilium.suites.reading import Suite, load_suite
+from consilium.suites.reading import load_suite
 from consilium.suites.running import SuiteResult, run_suite
+from consilium.suites.sections import Suite
 
 __all__ = ["Suite", "SuiteResult", "load_suite", "run_suite"]

@@ -11,11 +11,9 @@ from consilium.audit.auditing import FILE, FOLDER, AuditOptions, audit, write_au
 from consilium.files import read_json
 from consilium.reports.reading import RunView
 from consilium.reports.tables import TextCell
-from consilium.suites.reading import PaperTable, Suite
+from consilium.suites.entries import RowRuns
 from consilium.suites.rendering import json_papers, markdown_text, rich_tables
-from consilium.suites.tables import (
-    RowRuns,
-)
+from consilium.suites.sections import PaperTable, Suite
 
 if TYPE_CHECKING:
     from pathlib import Path

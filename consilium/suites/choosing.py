@@ -11,7 +11,7 @@ from typing import Any
 from consilium.errors import StudyError
 from consilium.files import read_json, write_json
 from consilium.suites.planning import SuiteRow, candidates, finished, folder_of, study_of, trials
-from consilium.suites.reading import STATE, Suite
+from consilium.suites.sections import STATE, Suite
 from consilium.suites.settings import Settings, names
 
 RULE = "the highest validation site mean of the method's headline model at its best round; of equals the first"

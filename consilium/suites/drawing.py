@@ -11,7 +11,7 @@ from consilium.data.partition import Cut, partition
 from consilium.data.phantoms import write_phantom
 from consilium.errors import StudyError
 from consilium.files import read_json, write_json
-from consilium.suites.reading import FEDERATION, Phantom, Suite
+from consilium.suites.sections import FEDERATION, Phantom, Suite
 from consilium.suites.settings import Settings
 
 RECORD = "phantom.json"  # in a drawn federation: how it was drawn

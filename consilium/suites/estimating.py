@@ -12,7 +12,7 @@ from consilium.step_timing import StepTimes
 from consilium.study import Study
 from consilium.suites.drawing import federation
 from consilium.suites.planning import Planned, candidates, study_of
-from consilium.suites.reading import Suite
+from consilium.suites.sections import Suite
 
 _FREE = ("confidence", "outlier_quantile", "pull", "mu")  # fields of methods that change no step
 

@@ -15,17 +15,12 @@ from consilium.reports.comparing import cell
 from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import STATES, Cell, TextCell, called
 from consilium.scores.means import MEAN
+from consilium.suites.entries import Difference, RowRuns, TableEntry, difference
 from consilium.suites.metrics import by_metric, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, without
-from consilium.suites.reading import FEDERATION, STATE, PaperTable, Suite
 from consilium.suites.rendering import json_papers, markdown_text, rich_tables
-from consilium.suites.tables import (
-    Difference,
-    RowRuns,
-    TableEntry,
-    by_state,
-    difference,
-)
+from consilium.suites.sections import FEDERATION, STATE, PaperTable, Suite
+from consilium.suites.tables import by_state
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from consilium.errors import RunError
 from consilium.reports.table_formats import about_metric
 from consilium.scores.means import ScoreEntry
-from consilium.suites.reading import PaperTable, Suite
+from consilium.suites.sections import PaperTable, Suite
 
 if TYPE_CHECKING:
     from consilium.reports.reading import RunView
-    from consilium.suites.tables import RowRuns
+    from consilium.suites.entries import RowRuns
 
 
 def by_metric(suite: Suite, standings: Sequence[RowRuns]) -> Iterator[tuple[str, list[RowRuns]]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from consilium.reports.style import colours, sheet
 from consilium.reports.tables import TextCell, markdown_table, rich_table
-from consilium.suites.tables import RowRuns
+from consilium.suites.entries import RowRuns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

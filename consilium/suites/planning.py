@@ -19,7 +19,7 @@ from consilium.scores.means import MEAN
 from consilium.study import Study
 from consilium.study_reading import make_study
 from consilium.suites.drawing import federation
-from consilium.suites.reading import COLUMNS, LEAVE_OUT, STATE, MethodPart, Suite
+from consilium.suites.sections import COLUMNS, LEAVE_OUT, STATE, MethodPart, Suite
 from consilium.suites.settings import TOGETHER, Lists, Settings
 
 

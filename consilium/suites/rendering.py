@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from consilium.reports.tables import TextCell, markdown_table
-from consilium.suites.reading import PaperTable
+from consilium.suites.sections import PaperTable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -24,13 +24,15 @@ from consilium.reports.style import to_bytes
 from consilium.suites.audits import AuditTable, audit_tables
 from consilium.suites.choosing import SettingsChoice, choose_all, write_choices
 from consilium.suites.drawing import federation, missing
+from consilium.suites.entries import RowRuns
 from consilium.suites.estimating import SuiteClock, called, estimate
 from consilium.suites.federations import FederationTable, federation_tables
 from consilium.suites.oscillation import OscillationTable, oscillation_table
 from consilium.suites.planning import Planned, SuiteRow, check, finished, folder_of, reference, rows, study_of, trials
-from consilium.suites.reading import FEDERATION, STATE, Suite, load_suite
+from consilium.suites.reading import load_suite
+from consilium.suites.sections import FEDERATION, STATE, Suite
 from consilium.suites.settings import names
-from consilium.suites.tables import RowRuns, SuiteTable, suite_tables
+from consilium.suites.tables import SuiteTable, suite_tables
 from consilium.suites.unseen import SelectionTable, selection_tables
 from consilium.wires.processes import Pool
 

@@ -20,12 +20,10 @@ from consilium.reports.comparing import cell
 from consilium.reports.reading import RunView
 from consilium.reports.tables import Cell, TextCell, called
 from consilium.scores.means import MEAN
+from consilium.suites.entries import RowRuns
 from consilium.suites.planning import SuiteRow
-from consilium.suites.reading import LEAVE_OUT, PaperTable, Suite
 from consilium.suites.rendering import json_papers, markdown_text, rich_tables
-from consilium.suites.tables import (
-    RowRuns,
-)
+from consilium.suites.sections import LEAVE_OUT, PaperTable, Suite
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

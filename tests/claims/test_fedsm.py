@@ -29,7 +29,7 @@ from consilium.scores.views import by_case
 from consilium.study import Study
 from consilium.study_reading import load_study
 from consilium.suites import SuiteResult
-from consilium.suites.tables import TableEntry
+from consilium.suites.entries import TableEntry
 from tests.claims.told import SEEDS, TINY, WORKERS, Tell, finished, said
 
 pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("claims"), pytest.mark.timeout(4 * 3600)]

@@ -11,7 +11,7 @@ import pytest
 
 from consilium.errors import StudyError
 from consilium.suites.audits import audit_tables
-from consilium.suites.reading import PaperTable, SuiteSection
+from consilium.suites.sections import PaperTable, SuiteSection
 
 
 def model(name: str, dice: float, accuracy: float) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from consilium.data.site_folder import read_federation
 from consilium.suites import load_suite as read_suite
 from consilium.suites.drawing import Drawing
 from consilium.suites.planning import Planned, candidates, folder_of, reference, rows, study_of, trials, without
-from consilium.suites.reading import Phantom
 from consilium.suites.running import outlook
+from consilium.suites.sections import Phantom
 from tests.toy import write_toy
 
 STUDIES = Path(__file__).parents[2] / "studies"
