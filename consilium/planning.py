@@ -22,6 +22,7 @@ from consilium.local_training import Local
 from consilium.methods import METHODS
 from consilium.study_reading import load_study
 from consilium.validation import check_size
+from consilium.wording import counted
 
 THICK = 3.0  # slices so many times thicker than pixels are wide: their axis is planned by itself
 SMALLEST = 4  # voxels of a feature map's side at the lowest level
@@ -75,9 +76,10 @@ def write_plan(sites: Sequence[SiteFingerprint], lines: Sequence[PlanLine], fede
     if to.exists():
         raise DataError(f"{to} exists already; name another file with --to.")
     one = sites[0]
+    cases = counted(sum(site.cases for site in sites), "training case")
     head = [
-        f"# Planned from {sum(site.cases for site in sites)} training cases of {len(sites)} "
-        f"site{'s' * (len(sites) != 1)}: " + ", ".join(f"{site.site} {site.cases}" for site in sites),
+        f"# Planned from {cases} of {counted(len(sites), 'site')}: "
+        + ", ".join(f"{site.site} {site.cases}" for site in sites),
         "# Every value has its reason behind it. Change what you know better.",
     ]
     tables: dict[str, list[str]] = {
@@ -270,7 +272,7 @@ def _augmentation(sites: Sequence[SiteFingerprint], lines: list[PlanLine]) -> No
     brights = [site.bright for site in sites if site.bright > 0]
     apart = max(brights) / min(brights) if len(brights) == len(sites) and brights else 1.0
     names += [f"rotate{strong}", f"scale{strong}", "brightness*2" if apart > 2 else "brightness", "noise"]
-    reasons = [f"{cases} training cases" + (", so strongly" if strong else "")]
+    reasons = [counted(cases, "training case") + (", so strongly" if strong else "")]
     if sided:
         reasons.append(f"no flips, since {sided[0]!r} has a side")
     elif sites[0].task == "classification":
@@ -284,10 +286,8 @@ def _batch(sites: Sequence[SiteFingerprint], shape: Sequence[int], memory: float
     """What the memory holds, but of volumes no more than a twentieth of all training voxels, as in nnU-Net."""
     smallest = min(site.cases for site in sites)
     room = (PIXELS if sites[0].dimensions == 2 else 2 * PATCH_VOXELS) * memory / 8 / math.prod(shape)
-    limits = {
-        "a batch has at most 32 cases": 32,
-        f"the smallest site has {smallest} training case{'s' * (smallest != 1)}": smallest,
-    }
+    least = f"the smallest site has {counted(smallest, 'training case')}"
+    limits = {"a batch has at most 32 cases": 32, least: smallest}
     limits[f"what {memory:g} GB hold"] = max(1 if sites[0].dimensions == 2 else 2, int(room))
     if sites[0].dimensions == 3 and sites[0].task == "segmentation":
         voxels = sum(site.cases * math.prod(site.size) for site in sites)

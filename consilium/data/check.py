@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from consilium.data.examining import examine
-from consilium.data.findings import RULES, SEVERITIES, DataFinding, SeenCase, SeenFederation
+from consilium.data.findings import RULES
 from consilium.data.gathering import Progress, look_at_all
 from consilium.data.leaks import LEAKS
+from consilium.data.seen import SEVERITIES, DataFinding, SeenCase, SeenFederation
 from consilium.data.site_folder import SPLITS, Fault, Federation, Rejected, survey
 
 

@@ -3,84 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from statistics import median
 
-import numpy as np
+from consilium.data.differences import of_geometry, of_values
+from consilium.data.seen import (
+    DataFinding,
+    Rule,
+    SeenFederation,
+    of_site,
+    some_cases,
+    some_names,
+)
+from consilium.data.site_folder import SPLITS, Federation
+from consilium.wording import counted
 
-from consilium.data.case_facts import CaseFacts
-from consilium.data.preprocess import shape_text
-from consilium.data.site_folder import SPLITS, Case, Federation, SiteFolder
-
-SEVERITIES = ("error", "warning", "note")
 TINY = 0.02  # of the label's usual size
 BORDER = 0.9  # of the outermost voxels: a mask that covers them shows the background
-CASE_TIMES = 10.0  # the bright value that nine tenths of a site's cases stay below, against that of one tenth
-RANGE_TIMES = 4.0  # by which the bright values of two sites differ
-SPACING_TIMES = 1.5
-AIR = -500.0  # HU: the darkest value of a CT lies below
-DEEPEST = -4096.0  # HU: no scanner stores less
 ONE_SIDED = 0.8  # of a label's cases lie on one side of the body
 OFF_CENTRE = 0.04  # of the volume's width
 ENOUGH = 5  # cases before one of them is called unusual
 LOPSIDED = 0.95  # of a site's training cases in one class
 RARE = 0.01  # of all cases
-
-
-@dataclass(frozen=True)
-class DataFinding:
-    """One thing worth knowing; `site`, `case` and `file` are empty where it is not theirs."""
-
-    severity: str  # one of SEVERITIES
-    kind: str  # a short name, the same for all findings of this kind
-    site: str
-    case: str
-    file: str  # relative to the federation's folder
-    what: str
-    effect: str  # on training or scores
-    remedy: str
-
-    def __str__(self) -> str:
-        place = f"{self.file}{f', case {self.case!r}' if self.case else ''}: " if self.file else ""
-        return f"{place}{self.what}. {self.effect} {self.remedy}".strip()
-
-
-@dataclass(frozen=True)
-class SeenCase:
-    """A sound case of a site, with its facts."""
-
-    site: str
-    case: Case
-    facts: CaseFacts
-
-    @property
-    def name(self) -> str:
-        return f"{self.site}/{self.case.name}"
-
-
-@dataclass(frozen=True)
-class SeenFederation:
-    """What the rules look at; `batch` is the study's, where one is given."""
-
-    federation: Federation
-    cases: Sequence[SeenCase]
-    batch: int | None = None
-
-    def of(self, site: str) -> list[SeenCase]:
-        return [seen for seen in self.cases if seen.site == site]
-
-    def about(
-        self, severity: str, kind: str, seen: SeenCase, what: str, effect: str, remedy: str, mask: bool = False
-    ) -> DataFinding:
-        """A finding about one case's image, or its mask."""
-        path = seen.case.label if mask and isinstance(seen.case.label, Path) else seen.case.image
-        inside = path.relative_to(self.federation.folder) if path.is_relative_to(self.federation.folder) else path
-        return DataFinding(severity, kind, seen.site, seen.case.name, inside.as_posix(), what, effect, remedy)
-
-
-Rule = Callable[[SeenFederation], Iterator[DataFinding]]
 
 
 def of_cases(seen: SeenFederation) -> Iterator[DataFinding]:
@@ -133,7 +77,7 @@ def of_masks(seen: SeenFederation) -> Iterator[DataFinding]:
                 label = _label(seen.federation, value)
                 yield seen.about(
                     "warning", "tiny mask", one,
-                    f"{label} has {_count(found.voxels, 'voxel')}, and {usual[value]:.0f} in the middle of all cases",
+                    f"{label} has {counted(found.voxels, 'voxel')}, and {usual[value]:.0f} in the middle of all cases",
                     "A stray click counts as a whole organ.", "Look at it; remove the label or draw it.", mask=True,
                 )  # fmt: skip
         if not facts.placed:
@@ -165,10 +109,10 @@ def of_islands(seen: SeenFederation) -> Iterator[DataFinding]:
                 and (one.facts.labels[value].specks or one.facts.labels[value].islands > max(3, 3 * usual))
             ]
             if odd:
-                many = f"{_count(len(odd), 'mask')} of site {site!r}" if len(odd) > 1 else "it"
+                many = f"{counted(len(odd), 'mask')} of site {site!r}" if len(odd) > 1 else "it"
                 has = "have" if len(odd) > 1 else "has"
                 yield seen.about(
-                    "note", "islands", odd[0], f"{many} {has} {label!r} in specks or many parts: {_some(odd)}",
+                    "note", "islands", odd[0], f"{many} {has} {label!r} in specks or many parts: {some_cases(odd)}",
                     "Specks are learned, and distances between surfaces become large.",
                     "Look at them; remove parts that are not the organ.", mask=True,
                 )  # fmt: skip
@@ -207,27 +151,27 @@ def of_tables(seen: SeenFederation) -> Iterator[DataFinding]:
     for site in seen.federation.sites.values():
         number = Counter(case.split for case in site.cases)
         if number[""]:
-            yield _of_site(
-                "note", "no split", site, f"site {site.name!r} has {_count(number[''], 'case')} without a split",
+            yield of_site(
+                "note", "no split", site, f"site {site.name!r} has {counted(number[''], 'case')} without a split",
                 "They are not used.", "`consilium check --split` draws them.",
             )  # fmt: skip
         else:
             for split in SPLITS:
                 if not number[split]:
-                    yield _of_site(
+                    yield of_site(
                         "note", "no split", site, f"site {site.name!r} has no {split} cases",
                         {"train": "It cannot train.", "valid": "It does not help to choose the best round.",
                          "test": "It has no score."}[split], "Give it some, or leave it as it is.",
                     )  # fmt: skip
         if bare := sum(case.label is None for case in site.cases):
-            yield _of_site(
-                "note", "no mask", site, f"site {site.name!r} has {_count(bare, 'case')} without a mask",
+            yield of_site(
+                "note", "no mask", site, f"site {site.name!r} has {counted(bare, 'case')} without a mask",
                 "Methods with teachers learn from them, others do not.", "",
             )  # fmt: skip
         if seen.batch and 0 < number["train"] < seen.batch:
-            yield _of_site(
+            yield of_site(
                 "warning", "small site", site,
-                f"site {site.name!r} has {_count(number['train'], 'training case')}, the study's batch {seen.batch}",
+                f"site {site.name!r} has {counted(number['train'], 'training case')}, the study's batch {seen.batch}",
                 "Its batches are smaller, so its batch statistics are rougher.",
                 f"Set [local] batch_size to {number['train']} or less, or use a network without batch normalisation.",
             )  # fmt: skip
@@ -241,14 +185,14 @@ def of_labels(seen: SeenFederation) -> Iterator[DataFinding]:
         found = {value for one in seen.of(site.name) for value in one.facts.labels}
         for value, label in enumerate(seen.federation.labels, start=1):
             if label in site.annotated and value not in found:
-                yield _of_site(
+                yield of_site(
                     "warning", "absent label", site,
                     f"site {site.name!r} says it draws {label!r}, but none of its masks has the value {value}",
                     "The network learns that the label is never there.",
                     "Leave it out of `annotated` in site.toml, or draw it.",
                 )  # fmt: skip
             if label not in site.annotated and value in found:
-                yield _of_site(
+                yield of_site(
                     "note", "hidden label", site,
                     f"site {site.name!r} has {label!r} in its masks, which site.toml does not list; it is hidden",
                     "It is not trained on here.", "List it in `annotated` if it is drawn in every case.",
@@ -273,153 +217,30 @@ def of_classes(seen: SeenFederation) -> Iterator[DataFinding]:
         trained = Counter(str(case.label) for case in site.cases if case.split == "train")
         missing = [label for label in federation.labels if not number[label]]
         if missing:
-            yield _of_site(
-                "note", "class balance", site, f"site {site.name!r} has no case of the class {_names(missing)}",
+            yield of_site(
+                "note", "class balance", site, f"site {site.name!r} has no case of the class {some_names(missing)}",
                 "Its model forgets what it does not see.", "Personal methods and FedSM are made for this.",
             )  # fmt: skip
         untrained = {str(c.label) for c in site.cases if c.split == "test"}
         untrained -= {str(c.label) for c in site.cases if c.split != "test"}
         if untrained:
             strange = [label for label in federation.labels if label in untrained]
-            yield _of_site(
+            yield of_site(
                 "note", "class balance", site,
-                f"site {site.name!r} tests the class {_names(strange)}, of which it has no case to train on",
+                f"site {site.name!r} tests the class {some_names(strange)}, of which it has no case to train on",
                 "Its own model is wrong in each of these.", "Draw the splits anew by `consilium check --split`.",
             )  # fmt: skip
         label, most = trained.most_common(1)[0] if trained else ("", 0)
         if len(trained) > 1 and most > LOPSIDED * sum(trained.values()):
-            yield _of_site(
+            yield of_site(
                 "note", "class balance", site,
                 f"{most} of {sum(trained.values())} training cases of site {site.name!r} are {label!r}",
                 "A network that always says so is right in almost all cases.", "Look at sensitivity, not at accuracy.",
             )  # fmt: skip
 
 
-def _of_site(severity: str, kind: str, site: SiteFolder, what: str, effect: str, remedy: str) -> DataFinding:
-    return DataFinding(severity, kind, site.name, "", "", what, effect, remedy)
-
-
-# ---------------------------------------------------------------------------------------------- differences
-
-
-def of_geometry(seen: SeenFederation) -> Iterator[DataFinding]:
-    """Sizes, spacings and orientations that differ."""
-    cases = seen.cases
-    shapes = sorted({one.facts.shape for one in cases})
-    if len(shapes) > 1:
-        smallest, largest = (shape_text(pick) for pick in (np.min(shapes, axis=0), np.max(shapes, axis=0)))
-        yield _between(
-            "note", "sizes", f"images have {len(shapes)} sizes, from {smallest} to {largest}",
-            "Images of different sizes cannot be in one batch.", "A study may set [preprocess] size or [task] patch.",
-        )  # fmt: skip
-    spacings = sorted({_rounded(one.facts.spacing) for one in cases})
-    if len(spacings) > 1:
-        some = ", ".join(shape_text(spacing) for spacing in spacings[:4])
-        middles = {site: _middle([one.facts.spacing for one in seen.of(site)]) for site in _sites(cases)}
-        apart = _apart(middles)
-        told = "; ".join(f"{site} {shape_text(spacing)}" for site, spacing in middles.items())
-        yield _between(
-            "warning" if apart > SPACING_TIMES else "note", "spacings",
-            f"images have {len(spacings)} spacings ({some} mm, …){f'; medians: {told}' if len(middles) > 1 else ''}",
-            f"The same organ has other sizes in voxels{f', up to {apart:.1f} times' if apart > 1.05 else ''}.",
-            "A study may set [preprocess] spacing.",
-        )  # fmt: skip
-    turns = sorted({one.facts.orientation for one in cases} - {""})
-    if len(turns) > 1:
-        yield _between(
-            "note", "orientations", f"volumes are stored in {len(turns)} orientations ({', '.join(turns)})",
-            "A study brings them to one.", "",
-        )  # fmt: skip
-    unsaid = [one for one in cases if not one.facts.orientation]
-    if turns and unsaid:
-        yield _between(
-            "warning", "orientations",
-            f"{_count(len(unsaid), 'volume')} whose file does not say its orientation: {_some(unsaid)}",
-            "They are used as stored.", "It must be the study's; store them as NIfTI, mha or nrrd.",
-        )  # fmt: skip
-
-
-def of_values(seen: SeenFederation) -> Iterator[DataFinding]:
-    """Number types and ranges of intensity that differ between sites; values that cannot be HU."""
-    sites = _sites(seen.cases)
-    types = {site: tuple(sorted({one.facts.type for one in seen.of(site)})) for site in sites}
-    if len({name for found in types.values() for name in found}) > 1:
-        told = "; ".join(f"{site} {', '.join(found)}" for site, found in types.items())
-        yield _between(
-            "note", "number types", f"images are stored as different types of numbers ({told})",
-            'normalise = "unit" divides by the type\'s range.', "Set [preprocess] window or percentiles.",
-        )  # fmt: skip
-    lows = {site: median(one.facts.lowest for one in seen.of(site)) for site in sites}
-    if seen.federation.dimensions == 3 and seen.federation.channels == 1 and min(lows.values(), default=0) < AIR:
-        yield from _not_hu(seen, lows)
-        return
-    tops = {site: median(one.facts.quantiles[-2] for one in seen.of(site)) for site in sites}
-    if tops and min(tops.values()) > 0 and max(tops.values()) > RANGE_TIMES * min(tops.values()):
-        told = "; ".join(f"{site} {top:g}" for site, top in tops.items())
-        yield _between(
-            "warning", "intensities", f"bright values differ between sites ({told})",
-            "Without normalising by case, a site's images look black or white to the network.",
-            'Set [preprocess] percentiles = [0.5, 99.5], or normalise = "zscore".',
-        )  # fmt: skip
-    for site in sites:
-        low, high = np.percentile([one.facts.quantiles[-2] for one in seen.of(site)], [10, 90])
-        if 0 < low * CASE_TIMES < high:
-            yield _of_site(
-                "warning", "intensities", seen.federation.sites[site],
-                f"bright values of the cases of site {site!r} differ {high / low:,.0f} times ({low:g} to {high:g})",
-                "Without normalising by case, many of its images look black or white to the network.",
-                'Set [preprocess] percentiles = [0.5, 99.5], or normalise = "zscore".',
-            )  # fmt: skip
-
-
-def _not_hu(seen: SeenFederation, lows: Mapping[str, float]) -> Iterator[DataFinding]:
-    for one in seen.cases:
-        facts = one.facts
-        above = facts.lowest >= 0 and facts.highest > 1000 and lows[one.site] > AIR
-        if above or facts.lowest < DEEPEST:
-            values = f"its values go from {facts.lowest:g} to {facts.highest:g}, which cannot be HU"
-            yield seen.about(
-                "warning", "not HU", one, values, "A window in HU cuts it elsewhere than in other cases.",
-                "Apply the rescale slope and intercept (often -1024); export it again.",
-            )  # fmt: skip
-
-
-def _between(severity: str, kind: str, what: str, effect: str, remedy: str) -> DataFinding:
-    return DataFinding(severity, kind, "", "", "", what, effect, remedy)
-
-
-def _sites(cases: Sequence[SeenCase]) -> list[str]:
-    return list(dict.fromkeys(one.site for one in cases))
-
-
-def _middle(spacings: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return _rounded(tuple(float(value) for value in np.median(spacings, axis=0)))
-
-
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(f"{value:.4g}") for value in values)
-
-
-def _apart(middles: Mapping[str, tuple[float, ...]]) -> float:
-    """How many times a site's spacing is another's, on the axis where it is most."""
-    columns = zip(*middles.values())
-    return max((max(column) / min(column) for column in columns if min(column) > 0), default=1.0)
-
-
 def _label(federation: Federation, value: int) -> str:
     return repr(federation.labels[value - 1])
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def _some(cases: Sequence[SeenCase]) -> str:
-    return _names([one.name for one in cases])
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 RULES: tuple[Rule, ...] = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from consilium.data.alike import SMALLEST, near_pairs
-from consilium.data.findings import DataFinding, SeenCase, SeenFederation
+from consilium.data.seen import DataFinding, SeenCase, SeenFederation
 
 REAL_NAME = 5  # characters: shorter names of patients are counters that every site begins anew
 _TESTS = ("valid", "test")

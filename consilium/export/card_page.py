@@ -7,6 +7,7 @@ from typing import Any
 
 from consilium.export import onnx_file
 from consilium.export.card import Facts
+from consilium.wording import counted
 
 FEW = 20  # test cases at a site below which its score says little
 
@@ -36,7 +37,8 @@ def _what(facts: Facts) -> list[str]:
     does = f"{task['task']} of {_and(task['labels'])}"
     return [
         f"A {facts['released']} model for the {does} in {task['dimensions']}-D images with "
-        f"{_count(task['channels'], 'channel')}, trained with `{method['name']}` across {_count(len(sites), 'site')}.",
+        f"{counted(task['channels'], 'channel')}, trained with `{method['name']}` across "
+        f"{counted(len(sites), 'site')}.",
         "",
         f"- Method: {method['about']}".rstrip(": "),
         f"- Paper: {method['paper']}",
@@ -105,7 +107,7 @@ def _trained_on(facts: Facts) -> list[str]:
     ]
     local = training["local"]
     lines = _table(["site", f"training {training['unit']}", "validation cases", "test cases", "annotated"], table)
-    pace = f"{_count(training['rounds'], 'round')} of {_count(local['epochs'], 'epoch')}, {local['optimizer']}, "
+    pace = f"{counted(training['rounds'], 'round')} of {counted(local['epochs'], 'epoch')}, {local['optimizer']}, "
     pace += f"learning rate {local['lr']:g}, batches of {local['batch_size']}, seed {training['seed']}"
     lines += ["", f"Training: {pace}. Augmentation: {_and(training['augment']) or 'none'}."]
     lines += [
@@ -261,10 +263,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _and(words: Sequence[str]) -> str:

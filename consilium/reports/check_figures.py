@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.examining import examine
-from consilium.data.findings import SeenCase
 from consilium.data.images import ImageArray, orientation
 from consilium.data.orientation import RADIOLOGICAL, axes_between, turned
+from consilium.data.seen import SeenCase
 from consilium.data.site_folder import Federation
 from consilium.reports.style import FAINT, PALETTE, RULE, WIDTH, as_picture, label_colour, outline, sheet
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium.data.check import CheckResult
-from consilium.data.findings import DataFinding, SeenCase, SeenFederation
+from consilium.data.seen import DataFinding, SeenCase, SeenFederation
 from consilium.errors import DataError
 from consilium.reports import check_figures
 from consilium.reports.embedding import EmbeddedImage, embedded

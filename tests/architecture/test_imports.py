@@ -18,7 +18,7 @@ ROOT = Path(consilium.__file__).parent
 # A module may import from its own layer and from layers below it (earlier in this list).
 LAYERS = [
     ["errors"],
-    ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch"],
+    ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch", "wording"],
     ["randomness", "weights", "starting_weights", "scores", "ranges"],
     ["message_parsing", "tree", "packet_files", "transport"],
     ["batch", "local_training", "task", "predictor", "site", "data"],

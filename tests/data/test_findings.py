@@ -16,9 +16,9 @@ from pydicom import dcmread
 
 from consilium.data.alike import near_pairs, perceptual_hash, thumbnail
 from consilium.data.check import CheckResult, check
-from consilium.data.findings import SEVERITIES, DataFinding
 from consilium.data.fixing import fix
 from consilium.data.gathering import look_at_all
+from consilium.data.seen import SEVERITIES, DataFinding
 from consilium.data.site_folder import Case, read_federation
 from consilium.data.site_writing import write_federation_toml, write_site
 from tests.dicom_files import PERSON, write_series

@@ -66,7 +66,3 @@ def listed(doubts: Sequence[str]) -> str:
     """The first doubts, each on a line of its own."""
     more = f"\n  … and {len(doubts) - SHOWN} more" if len(doubts) > SHOWN else ""
     return "".join(f"\n  {doubt}" for doubt in doubts[:SHOWN]) + more
-
-
-def counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

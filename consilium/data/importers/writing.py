@@ -18,7 +18,7 @@ from consilium.data.formats import ImageError, NiftiGeometry, suffix_of
 from consilium.data.images import ImageArray, holds_dicom
 from consilium.data.importers.continuing import WrittenCases
 from consilium.data.importers.crops import CropAround
-from consilium.data.importers.found import Found, RawCase, counted, listed
+from consilium.data.importers.found import Found, RawCase, listed
 from consilium.data.importers.reading import MAJORITY, read_case
 from consilium.data.mask_files import write_mask
 from consilium.data.new_folder import new_folder
@@ -28,6 +28,7 @@ from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.data.splits import draw_splits
 from consilium.errors import DataError, StudyError
 from consilium.fields import nearest
+from consilium.wording import counted
 
 T = TypeVar("T")
 R = TypeVar("R")

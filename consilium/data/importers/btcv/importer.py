@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from consilium.data.importers.anatomy import abdomen, organs
-from consilium.data.importers.found import Found, counted
+from consilium.data.importers.found import Found
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder
 from consilium.data.importers.volumes import numbered
+from consilium.wording import counted
 
 SOURCE = "BTCV, Beyond the Cranial Vault (Landman et al., MICCAI workshop 2015)"
 RULE = organs({1: "spleen", 2: "kidney", 3: "kidney", 6: "liver", 11: "pancreas"})

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from consilium.data.dicom import dicom_files, slice_header
 from consilium.data.importers.anatomy import GLAND, prostate
-from consilium.data.importers.found import Found, Layer, RawCase, counted
+from consilium.data.importers.found import Found, Layer, RawCase
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder, series_under
+from consilium.wording import counted
 
 SOURCE = "NCI-ISBI 2013 Challenge (Bloch et al., The Cancer Imaging Archive, 2015)"
 SITES = {"3t": "nci3t", "dx": "ncidx"}

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
-from consilium.data.importers.found import HALVES, Found, Layer, RawCase, counted
+from consilium.data.importers.found import HALVES, Found, Layer, RawCase
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.rules import ByValue
 from consilium.data.importers.sources import SourceFiles, files_under, only_folder
 from consilium.errors import DataError
+from consilium.wording import counted
 
 OPTIONS = ("site",)
 _CHANNEL = re.compile(r"(.+)_(\d{4})")

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from consilium.data.importers.anatomy import GLAND, prostate
-from consilium.data.importers.found import Found, counted
+from consilium.data.importers.found import Found
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.sources import files_under, only_folder
 from consilium.data.importers.volumes import numbered
+from consilium.wording import counted
 
 SOURCE = "PROMISE12 (Litjens et al., Medical Image Analysis 2014)"
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from consilium.data.formats import suffix_of
 from consilium.data.importers.anatomy import fundus
-from consilium.data.importers.found import Found, Layer, RawCase, counted
+from consilium.data.importers.found import Found, Layer, RawCase
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.rules import ByValue
 from consilium.data.importers.sources import files_under, only_folder
+from consilium.wording import counted
 
 SOURCE = "REFUGE (Orlando et al., Medical Image Analysis 2020)"
 RULE = ByValue({0: 2, 128: 1, 255: 0})

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
 from consilium.data.importers.anatomy import fundus
-from consilium.data.importers.found import Found, Layer, RawCase, counted
+from consilium.data.importers.found import Found, Layer, RawCase
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.outlines import Outlines
 from consilium.data.importers.sources import files_under, only_folder
+from consilium.wording import counted
 
 SOURCE = "RIGA (Almazroa et al., SPIE Medical Imaging 2018)"
 SITES = {"binrushed": "binrushed", "magrab": "magrabia", "messidor": "messidor"}

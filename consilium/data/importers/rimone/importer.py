@@ -9,12 +9,13 @@ from pathlib import Path
 
 from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
 from consilium.data.importers.anatomy import fundus
-from consilium.data.importers.found import Found, Layer, RawCase, counted
+from consilium.data.importers.found import Found, Layer, RawCase
 from consilium.data.importers.options import ImportOptions
 from consilium.data.importers.patterns import split_of
 from consilium.data.importers.rules import AtLeast
 from consilium.data.importers.sources import SourceFiles, files_under, only_folder
 from consilium.errors import DataError
+from consilium.wording import counted
 
 SOURCE = "RIM-ONE {release} (Fumero et al., CBMS 2011; Image Analysis & Stereology 2020 of DL)"
 HALF = 128
