@@ -127,6 +127,7 @@ class Method(ABC):
     unlabelled: ClassVar[bool] = False  # True: also learns from cases without a mask, by labels it makes itself
     private: ClassVar[bool] = False  # True: the site uses its training cases in `fit` only, so DP-SGD covers them
     optimizer_state: ClassVar[str] = ""  # "fresh": the method fixes [local] optimizer_state; empty: the study decides
+    steady: ClassVar[bool] = True  # False: it turns honest updates itself, so the firewall does not judge directions
     prediction: ClassVar[str] = "one"  # forward passes per case, as the headline's predictor counts them in `passes`
     differences: ClassVar[tuple[str, ...]] = ()  # from the paper, as its page says
 

@@ -72,7 +72,8 @@ def collect(
     events: list[Event] = [("away", {**place, "site": name}) for name in absent]
     came, updates = _awaited(active, sent, server, round)
     by_name = {name: updates[name] for name in sorted(updates)}  # independent of the order of answers
-    verdicts, history = judged(active.study.plan.firewall, history, by_name, active.roster, phase.name)
+    firewall, steady = active.study.plan.firewall, active.study.method.steady
+    verdicts, history = judged(firewall, history, by_name, active.roster, phase.name, steady)
     replies: dict[SiteName, Any] = {}
     forgot: list[SiteName] = []
     lost = ""
@@ -80,7 +81,7 @@ def collect(
         facts = {**place, "site": name}
         active.memory_mb[name] = reply.memory_mb
         verdict = verdicts.get(name)
-        refusing = verdict and (active.study.plan.firewall.mode == "refuse" or verdict.absurd)
+        refusing = verdict and (firewall.mode == "refuse" or verdict.absurd)
         odd = verdict.why if verdict and refusing else ""
         if uplink is None or odd:
             lost = odd or lost_here

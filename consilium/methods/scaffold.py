@@ -32,6 +32,7 @@ class Scaffold(WithAggregation, Method):
     private: ClassVar[bool] = True
     headline: ClassVar[str] = "global"
     optimizer_state: ClassVar[str] = "fresh"  # plain SGD has no state
+    steady: ClassVar[bool] = False  # control variates correct the direction of honest sites
     differences: ClassVar[tuple[str, ...]] = (
         "The server's learning rate is 1.",
         "Only plain SGD is accepted: with Adam (x − y) / (steps η) is not a mean gradient.",

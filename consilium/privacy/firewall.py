@@ -62,11 +62,19 @@ class Verdict:
 
 
 def judged(
-    rules: Firewall, history: History, updates: Mapping[SiteName, Mapping[str, Update]], roster: Roster, phase: str
+    rules: Firewall,
+    history: History,
+    updates: Mapping[SiteName, Mapping[str, Update]],
+    roster: Roster,
+    phase: str,
+    steady: bool = True,
 ) -> tuple[dict[SiteName, Verdict], History]:
-    """A verdict on every reply of a round, and the history with those that are not odd."""
+    """A verdict on every reply of a round, and the history with those that are not odd.
+
+    Directions are judged only if the method is `steady`: if it does not turn honest updates itself.
+    """
     parts = sorted({part for own in updates.values() for part in own})
-    views = {part: _View(rules, history, updates, roster, phase, part) for part in parts}
+    views = {part: _View(rules, history, updates, roster, phase, part, steady) for part in parts}
     verdicts: dict[SiteName, Verdict] = {}
     entries: list[AcceptedUpdate] = []
     for site, own in updates.items():
@@ -89,8 +97,9 @@ class _View:
         roster: Roster,
         phase: str,
         part: str,
+        steady: bool,
     ) -> None:
-        self.rules, self.phase, self.part = rules, phase, part
+        self.rules, self.phase, self.part, self.steady = rules, phase, part, steady
         self.now = {site: own[part] for site, own in updates.items() if part in own}
         self.past = {site: history.of(phase, site, part) for site in self.now}
         self.n = {site: roster[site].n for site in self.now}
@@ -158,7 +167,7 @@ class _View:
     def _turned(self, site: SiteName) -> bool:
         """Its cosine would be minus the usual one; a gradient, or what keeps no direction, may turn."""
         turns = self.past[site].turns[-WINDOW:]
-        if not self.now[site].started or len(self.past[site].lengths) < KNOWN:
+        if not self.steady or not self.now[site].started or len(self.past[site].lengths) < KNOWN:
             return False
         turn, usual = self._turn(site), statistics.median(turns)
         return (

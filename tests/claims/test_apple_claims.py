@@ -29,7 +29,8 @@ pytestmark = pytest.mark.claims
 def trained(federation: Path, to: Path, **fields: Any) -> tuple[Relationships, dict[str, Weights]]:
     """p of every site after twelve rounds, and everyone's mixture of the cores as they are on the server."""
     changes = {f"method__{key}": value for key, value in fields.items()}
-    sgd = {"local__optimizer": "sgd", "local__momentum": 0.9, "local__lr": 0.05, "local__epochs": 2}
+    sgd = {"local__optimizer": "sgd", "local__momentum": 0.9, "local__lr": 0.05}
+    sgd |= {"local__epochs": 2, "local__batch_size": 2}  # twice the toy's steps: p needs them in twelve rounds
     study = toy_study(federation, "apple", study__rounds=12, study__score_every=12, **sgd, **changes)
     folder = run(study, to, workers=0).folder
     server = packet_files.load(folder / "last.safetensors", APPLE.Server)

@@ -78,5 +78,4 @@ def test_false_alarms_on_the_toy_task(method: str, federation: Path, tmp_path: P
         plan = {"study__rounds": 30, "study__score_every": 30, "study__seed": seed, "study__firewall": "refuse"}
         found += verdicts(toy_study(federation, method, **plan), tmp_path)
     told(f"toy, {method}", found)
-    most = 0.012 if method == "scaffold" else 0.01  # a hundredth was asked; 3 of 270 were seen (docs/privacy.md)
-    assert sum(event["event"] == "refused" for event in found) <= most * len(found)
+    assert sum(event["event"] == "refused" for event in found) <= 0.01 * len(found)

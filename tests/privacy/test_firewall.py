@@ -13,6 +13,7 @@ import torch
 from consilium.cli.progress import ProgressDisplay
 from consilium.contract import Interrupted, crash_after, run_in_process, state
 from consilium.errors import StudyError
+from consilium.methods import METHODS
 from consilium.privacy.firewall import Firewall, Verdict, judged
 from consilium.privacy.measuring import Update, cosines, updates_of
 from consilium.privacy.past import EMPTY, History
@@ -215,7 +216,8 @@ def update(direction: torch.Tensor, length: float) -> Update:
 class Play:
     """Rounds of made-up updates of a shared model at sites with 10 cases each, through the firewall."""
 
-    def __init__(self, sites: str = "abcd") -> None:
+    def __init__(self, sites: str = "abcd", steady: bool = True) -> None:
+        self.steady = steady
         self.draw = torch.Generator().manual_seed(1)
         self.common = self.noise()
         self.history: History = EMPTY
@@ -229,7 +231,7 @@ class Play:
 
     def round(self, **special: Update) -> Mapping[str, Verdict]:
         updates = {name: {"model": special.get(name) or self.honest()} for name in self.roster}
-        verdicts, self.history = judged(Firewall(), self.history, updates, self.roster, "train")
+        verdicts, self.history = judged(Firewall(), self.history, updates, self.roster, "train", self.steady)
         return verdicts
 
     def odd(self, **special: Update) -> dict[str, str]:
@@ -249,6 +251,21 @@ def test_what_has_no_usual_direction_cannot_be_turned_round() -> None:
         now = play.noise()
         assert play.odd(c=update(now - before, 1.0)) == {}
         before = now
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_method_that_turns_honest_updates_is_not_judged_by_direction(steady: bool) -> None:
+    """Under SCAFFOLD a site that turned once would be refused in every later round: its past would stay what it was."""
+    play = Play(steady=steady)
+    for _ in range(6):
+        assert play.odd() == {}
+    turned = play.odd(c=update(-play.common + play.noise(), 1.0))
+    assert set(turned) == ({"c"} if steady else set())
+    assert set(play.odd(c=play.honest(200.0))) == {"c"}
+
+
+def test_only_scaffold_turns_honest_updates() -> None:
+    assert [name for name, kind in METHODS.items() if not kind.steady] == ["scaffold"]
 
 
 def test_a_schedule_that_lengthens_all_is_nobodys_fault() -> None:
