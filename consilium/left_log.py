@@ -110,8 +110,8 @@ def study_of(run: str) -> str:
 
 
 def different(what: str, lines: Iterable[Line]) -> int:
-    """How many messages of a kind left; one that left twice, to the last bit, counts once."""
-    return len({(line["run"], line["sha256"]) for line in lines if line["what"] == what})
+    """How many messages of a kind left; one that left again in its round, to the last bit, counts once."""
+    return len({(line["run"], line.get("round"), line["sha256"]) for line in lines if line["what"] == what})
 
 
 def seconds(lines: Iterable[Line]) -> float:

@@ -70,6 +70,7 @@ class Spent:
     steps: int = 1  # draws
     clip: float = 0.0  # bound of a patient's gradient, or of an image's features
     of: str = "training"  # its source: "training", "validation" (and test) cases; "counts": their numbers
+    drawn: str = ""  # of a pass: which one it was; a repeated pass has the same draws and the same noise
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class PatientPrivacy:
     statistics: float  # noise of every other statistic
     feature_clip: float
     key: bytes  # known to the site alone: otherwise the noise could be removed
+    given: tuple[str, ...] = ()  # digests of what an answer depends on beside the cases: the order and the memory
     spent: list[Spent] = field(default_factory=list, compare=False)  # the cost of one answer so far
 
 

@@ -51,6 +51,10 @@ class Split(NamedTuple):
     weights: dict[str, Weights]
     tensors: dict[str, Tensor]
 
+    def models(self) -> list[Weights]:
+        """The weights, and the single tensors as weights."""
+        return [*self.weights.values(), *(Weights.over({path: tensor}) for path, tensor in self.tensors.items())]
+
 
 def split(item: Any) -> Split:
     """Take a message apart; `assemble` puts it together again."""

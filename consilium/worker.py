@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilium import tree
 from consilium.errors import NotForOutsiders
 from consilium.fields import plain
 from consilium.local_norm import LocalNorm
@@ -56,7 +57,7 @@ class Worker:
         memory = kept.memory if kept else self.method.remember(self.site)
         own = kept.norm if kept else None
         got: Any = unflatten(self.norm.onto(order, own), self.method.Downlink)
-        site = self._spending()
+        site = self._spending(got, memory)
         uplink, memory = self.method.train(site, memory, got, request.round)
 
         def keep(norm: Weights | None) -> None:
@@ -73,11 +74,12 @@ class Worker:
         rules = SiteRules(self.study, self.policy, self.norm, order, own, keep, spent)
         return leave(uplink, measure(), rules, request)
 
-    def _spending(self) -> Site:
+    def _spending(self, got: Any, memory: Any) -> Site:
         """The site with an empty account: what one answer costs is written there."""
         if self.site.private is None:
             return self.site
-        return replace(self.site, private=replace(self.site.private, spent=[]))
+        given = tuple(weights.digest for weights in (*tree.split(got).models(), *tree.split(memory).weights.values()))
+        return replace(self.site, private=replace(self.site.private, given=given, spent=[]))
 
     def kept(self, round: int) -> Any | None:
         """The memory of that round, where there is one."""

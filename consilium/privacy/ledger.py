@@ -1,8 +1,8 @@
 """A site's ledger: what it released, by artefact and round, under which noise, and what that comes to.
 
 The entries stand in the log of what left the site, one line per message (`consilium/policy.py`), so that a message and
-its price are written in one step. A message that left twice, to the last bit, tells nothing new and counts once: a
-killed and resumed run spends nothing twice.
+its price are written in one step. A message that left twice in a round, to the last bit and after the same passes,
+tells nothing new and counts once: a killed and resumed run spends nothing twice.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from consilium.privacy.accounting import Use, accountant_of, composed
 from consilium.privacy.dp import Privacy
 from consilium.privacy.sampling import GAUSSIAN, UNPROTECTED
 from consilium.site import Spent
+from consilium.weights import Weights
 
 Line = Mapping[str, Any]  # of a site's log
 TRAINING, VALIDATION, COUNTS = "training", "validation", "counts"  # whose data an entry is made of
@@ -52,7 +53,14 @@ def entries_of(content: Any, do: str, privacy: Privacy, spent: Sequence[Spent]) 
         return (Spent(rest, GAUSSIAN, privacy.update.noise, clip=privacy.clip), *numbers)
     if spent:
         return (*spent, *numbers)
-    return (Spent(rest, UNPROTECTED, of=VALIDATION if privacy.by_patient else TRAINING), *numbers) if rest else numbers
+    of = VALIDATION if privacy.by_patient and not _has_trained(content) else TRAINING
+    return (Spent(rest, UNPROTECTED, of=of), *numbers) if rest else numbers
+
+
+def _has_trained(content: Any) -> bool:
+    """Whether a message holds a model after steps: of a private study without a pass of DP-SGD, no noise covers it."""
+    values = (getattr(content, field.name) for field in dataclasses.fields(content))
+    return any(isinstance(value, Weights) for value in values) and getattr(content, "steps", 1) > 0
 
 
 def _says(value: Any) -> bool:
@@ -65,9 +73,18 @@ def as_json(entries: Iterable[Spent]) -> list[dict[str, Any]]:
 
 
 def ledger(lines: Iterable[Line], run: str = "") -> list[Entry]:
-    """The entries of a log, each message once; of one run where it is named."""
-    different = {(line["run"], line["what"], line["sha256"]): line for line in lines if run in ("", line["run"])}
+    """The entries of a log, each message once; of one run where it is named.
+
+    Two passes may end in the same message, where the model stays at the site: then both count.
+    """
+    different = {_release(line): line for line in lines if run in ("", line["run"])}
     return [entry for line in different.values() for entry in _entries(line)]
+
+
+def _release(line: Line) -> tuple[Any, ...]:
+    """What makes a line a release of its own: its message, its round, and the passes behind it."""
+    passes = tuple(entry.get("drawn", "") for entry in line.get("spent", ()))
+    return line["run"], line["what"], line.get("round"), line["sha256"], passes
 
 
 def _entries(line: Line) -> Iterator[Entry]:

@@ -44,17 +44,22 @@ class Draw:
 def draws(site: Site, round: Round, start: Sequence[Weights], values: int, what: Sequence[str]) -> Iterator[Draw]:
     """The draws of one pass over a site's cases, and their entry in the site's ledger.
 
-    `start` are the models that the pass begins with: another order gets other draws, for the sampled patients of two
-    different answers must not be the same. `values`: the parameters of the largest of them. `what` is trained.
+    `start` are the models that the pass begins with. Another order gets other draws, for the sampled patients of two
+    different answers must not be the same; so do the same models with another control variate or other teachers.
+    `values`: the parameters of the largest model. `what` is trained.
     """
     private = site.private
     assert private is not None
     patients = site.data.patients()
     rate, steps = sampling(len(site.data), site.local)
-    begun = "|".join([str(round.index), round.phase, *(weights.digest for weights in start)])
+    models = [weights.digest for weights in start]
+    begun = "|".join(
+        [str(round.index), round.phase, *models, *(given for given in private.given if given not in models)]
+    )
+    drawn = hmac.new(private.key, begun.encode(), hashlib.sha256).hexdigest()[:16]
     size = max(1, min(site.local.batch_size, MOST_VALUES // max(1, values)))
     augmented = site.generator(round, "batches").initial_seed()
-    private.spent.append(Spent(tuple(what), DP_SGD, private.noise, rate, steps, private.clip))
+    private.spent.append(Spent(tuple(what), DP_SGD, private.noise, rate, steps, private.clip, drawn=drawn))
     for number in range(steps):
         key = hmac.new(private.key, f"{begun}|{number}".encode(), hashlib.sha256).digest()
         chosen = np.flatnonzero(uniform(key + b"draw", len(patients)) < rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from consilium.contract import Interrupted, crash_after, run_in_process
 from consilium.hospital import Limits, too_little_privacy
 from consilium.left_log import LOG, left
 from consilium.local_training import Local
+from consilium.methods import METHODS
 from consilium.privacy.accounting import EXACT, Use, accountant_of, composed, epsilon, noise_for
 from consilium.privacy.dp import Privacy
-from consilium.privacy.ledger import TRAINING, entries_of, ledger, total, totals
+from consilium.privacy.ledger import TRAINING, as_json, entries_of, ledger, total, totals
 from consilium.rehearsal import SiteRehearsal, put_rules
 from consilium.run_folder import RunFolder
 from consilium.simulation import go_on, resume
@@ -145,7 +146,10 @@ def test_what_every_kind_of_message_costs() -> None:
     noised = entries_of(sent, "train", Privacy(clip=1.0, noise=6.0), ())
     assert next((entry.what, entry.kind, entry.noise) for entry in noised) == (("global", "mask"), "gaussian", 3.0)
     own = Spent(("global",), "dp-sgd", 1.0, 0.5, 4)
-    assert entries_of(sent, "train", Privacy(clip=1.0, noise=1.0, unit="patient"), [own])[0] == own
+    patient = Privacy(clip=1.0, noise=1.0, unit="patient")
+    assert entries_of(sent, "train", patient, [own])[0] == own
+    without = [entries_of(message, "train", patient, ())[0] for message in (sent, replace(sent, steps=0))]
+    assert [(entry.kind, entry.of) for entry in without] == [("none", "training"), ("none", "validation")]
     assert [entry.of for entry in entries_of(None, "score", Privacy(), ())] == ["validation"]
     assert entries_of(None, "deliver", Privacy(), ()) == ()
 
@@ -155,6 +159,33 @@ def one_round(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A finished run of one round, at noise 2."""
     study = private_study(federation, privacy__noise=2.0, study__rounds=1)
     return run_in_process(study, tmp_path_factory.mktemp("one")).folder
+
+
+def test_passes_whose_messages_are_alike_all_count(federation: Path, tmp_path: Path) -> None:
+    """Models that stay at their sites: three messages without a model are the same bits, and three passes were made."""
+    study = private_study(federation, "local", privacy__epsilon=3.0, method__share_local_parts=False)
+    found = entries(run_in_process(study, tmp_path).folder, "ada")
+    assert [(e.round, e.spent.what) for e in found if e.spent.of == TRAINING] == [(n, ("local",)) for n in (1, 2, 3)]
+    assert 2.9 < total(found, 1e-5) <= 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if not kind().not_private()])
+def test_every_private_method_spends_what_the_study_promises(method: str, organs: Path, tmp_path: Path) -> None:
+    """With models that stay at their sites where a method allows it, as between hospitals."""
+    stays = {"method__share_local_parts": False} if hasattr(METHODS[method], "share_local_parts") else {}
+    study = private_study(organs, method, privacy__epsilon=3.0, study__score_every=3, **stays)
+    found = entries(run_in_process(study, tmp_path).folder, "(pooled)" if study.pooled else "cid")
+    assert 2.8 < total(found, 1e-5) <= 3.0
+
+
+def test_a_pass_from_another_start_counts_although_its_message_is_the_same() -> None:
+    def line(drawn: str) -> dict[str, Any]:
+        spent = Spent(("local",), "dp-sgd", 1.0, 0.5, 4, drawn=drawn)
+        return {"run": "r", "what": "train", "round": 2, "sha256": "same", "spent": as_json([spent])}
+
+    assert len(ledger([line("1f"), line("1f")])) == 1
+    assert len(ledger([line("1f"), line("2e")])) == 2
 
 
 def test_a_line_that_left_twice_counts_once_and_half_a_line_not_at_all(one_round: Path, tmp_path: Path) -> None:

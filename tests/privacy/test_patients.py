@@ -13,12 +13,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from consilium.batch import Batch
-from consilium.contract import run_and_copy, state
+from consilium.contract import Stage, run_and_copy, state
 from consilium.data.site_folder import Case
 from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import StudyError
 from consilium.learning.fit import Job, fit
 from consilium.learning.per_patient import PatientGradients
+from consilium.left_log import left
 from consilium.local_training import Local
 from consilium.privacy import accounting
 from consilium.privacy.sampling import covered, draws, sampling
@@ -27,6 +28,7 @@ from consilium.simulation import resume
 from consilium.site import Round, Site, SiteCard
 from consilium.site_opening import open_worker
 from consilium.study import Study
+from consilium.tree import flatten
 from tests.toy import SIZES, draw, toy_study
 
 ROUND = Round(0, "train", 0, 3)
@@ -170,6 +172,16 @@ def test_patients_are_drawn_each_by_itself(federation: Path, tmp_path: Path) -> 
     assert all(other != drawn(site) for other in others)
 
 
+def test_the_same_model_with_another_control_variate_gets_other_draws(federation: Path, tmp_path: Path) -> None:
+    """Else a server that repeats a round with another c would see the same drawn patients twice."""
+    stage = Stage(private_study(federation, "scaffold"), tmp_path)
+    order = stage.method.send(stage.server, stage.roster["ada"], stage.rounds[0])
+    for c in (order.c, order.c, order.c.map(lambda t: t + 0.01)):
+        stage.train("ada", flatten(replace(order, c=c)), 0, -1)
+    passes = [entry["drawn"] for line in left(stage.workers["ada"].place) for entry in line["spent"] if entry["drawn"]]
+    assert passes[0] == passes[1] != passes[2]
+
+
 def test_noise_has_the_size_that_is_told_and_depends_on_what_it_covers() -> None:
     total = torch.zeros(100_000)
     noised = covered(total, 0.5, 3.0, b"key", "global")
@@ -247,6 +259,15 @@ def test_what_cannot_be_private_is_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(StudyError, match=words):
         private_study(federation, method, **changes)
+
+
+def test_a_job_with_an_objective_of_its_own_is_refused(federation: Path, tmp_path: Path) -> None:
+    """It would be trained on the task's loss instead, and nobody would notice."""
+    site = opened(private_study(federation), tmp_path)
+    start = site.task.initial()
+    job = Job(start, objective=lambda module, batch: module(batch.images).mean())
+    with pytest.raises(StudyError, match=r"'global' has an objective of its own.*gives `loss` instead"):
+        fit(site, {"global": job}, ROUND)
 
 
 def test_it_needs_opacus(federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
