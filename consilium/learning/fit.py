@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from consilium.batch import Batch
+from consilium.errors import StudyError
 from consilium.learning.optimizers import learning_rate, load_state, optimizer, read_state
 from consilium.learning.per_patient import ClippedSum, PatientGradients
 from consilium.learning.training_networks import training_network
@@ -101,6 +102,12 @@ def _learn_privately(
     site: Site, runs: Mapping[str, _ActiveJob], round: Round, before: Mapping[str, OptimizerState]
 ) -> None:
     """The same pass by DP-SGD: every job steps on the noised sum of clipped gradients of the same drawn patients."""
+    for name, run in runs.items():
+        if run.job.objective is not None or run.job.before_step is not None:
+            raise StudyError(
+                f"[privacy] unit = 'patient': the job '{name}' has an objective of its own, which cannot be taken "
+                "patient by patient; a method that sets private = True gives `loss` instead."
+            )
     start = [run.job.weights for run in runs.values()]
     start += [slots for state in before.values() for slots in state.slots.values()]
     largest = max((sum(p.numel() for p in run.parameters) for run in runs.values()), default=0)

@@ -32,6 +32,7 @@ class CondDec(WithShares, Method):
 
     paper: ClassVar[str] = f"Dmitriev and Kaufman, Conditional ConvNets (CVPR 2019), as in {STUDY}, figure 2 B"
     headline: ClassVar[str] = "global"
+    private: ClassVar[bool] = True
     prediction: ClassVar[str] = "one per site"
     differences: ClassVar[tuple[str, ...]] = (
         "The index of site i of K is (i + 1) / K times the mean magnitude of the normalisation's output on that image; "

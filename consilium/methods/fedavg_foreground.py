@@ -25,6 +25,7 @@ class FedAvgForeground(WithShares, GlobalModel):
     """FedAvg with a separate loss for each annotated organ; nothing is learned about background."""
 
     paper: ClassVar[str] = f"{STUDY}, figure 2 A"
+    private: ClassVar[bool] = True
     differences: ClassVar[tuple[str, ...]] = (
         "Background, about which nothing is learned, is where no organ's logit is positive; the paper takes the arg "
         "max with the untrained background channel.",

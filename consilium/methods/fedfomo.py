@@ -73,6 +73,9 @@ class FedFomo(Method):
             raise StudyError(f"[local] batchnorm = '{local.batchnorm}': FedFomo compares whole models; use 'average'.")
         return []
 
+    def not_private(self) -> str:
+        return "its sites choose their peers by losses of validation cases, which no noise covers"
+
     def start(self, task: Task, roster: Roster) -> Server:
         return self.Server(dict.fromkeys(sorted(roster), task.initial()), first_wants(task, roster, self.budget))
 

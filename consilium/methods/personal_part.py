@@ -32,6 +32,7 @@ class PersonalPart(WithShares, Method):
     scored: str = "trained"  # a site's trained model, before averaging; "merged": with the averaged part
 
     headline: ClassVar[str] = "personal"
+    private: ClassVar[bool] = True
     prediction: ClassVar[str] = "one per site; one where all sites annotate the same"
 
     @message
