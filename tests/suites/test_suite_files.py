@@ -105,6 +105,14 @@ def test_a_suite_without_a_table_of_a_paper_is_sound(
             assert study.headline == ("slice_dice" if sliced else "dice")
 
 
+def test_suites_that_share_a_folder_draw_the_same_phantom() -> None:
+    """Else the second of them would stop at the first one's data."""
+    drawn: dict[str, dict[str, Any]] = {}
+    for path in sorted(STUDIES.glob("*.toml")):
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("phantom", {})
+        assert drawn.setdefault(table.get("to", ""), table) == table, path.name
+
+
 def test_every_suite_is_listed_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs/suites.md").read_text(encoding="utf-8")
     for path in STUDIES.glob("*.toml"):
