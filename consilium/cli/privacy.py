@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +14,18 @@ from consilium.errors import RunError
 
 if TYPE_CHECKING:
     from consilium.left_log import ChainCheck
+    from consilium.privacy.dp import Privacy
+    from consilium.privacy.ledger import Entry
 
 
 def ledger(
     folder: Annotated[Path, typer.Argument(help="A run, or a hospital's memory folder.", metavar="FOLDER")],
-    delta: Annotated[float, typer.Option(help="δ at which ε is told.")] = 1e-5,
-    accountant: Annotated[str, typer.Option(help="rdp, or prv: tighter and slower.")] = "rdp",
+    delta: Annotated[
+        float | None, typer.Option(help="δ at which ε is told; by default a run's own, else 1e-5.")
+    ] = None,
+    accountant: Annotated[
+        str | None, typer.Option(help="rdp, or prv: tighter and slower; by default a run's own, else rdp.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What every site's messages cost its patients: each release with its noise, ε and δ, and what has no noise.
@@ -28,10 +35,11 @@ def ledger(
     Example: consilium ledger runs/fedavg-s0-1a2b3c4d
     """
     from consilium.left_log import LOG, check_chain, left
-    from consilium.privacy.ledger import Entry, totals
     from consilium.privacy.ledger import ledger as entries_of
+    from consilium.privacy.ledger import totals
 
-    _check(delta, accountant)
+    privacy = _told_by(folder, delta, accountant)
+    delta, accountant = privacy.delta, privacy.accountant
     places = {path.name: path for path in sorted((folder / "sites").glob("*")) if (path / LOG).exists()}
     if not places and any(True for _ in left(folder)):
         places = {folder.name: folder}
@@ -46,7 +54,11 @@ def ledger(
         found[name] = entries, totals(entries, delta, accountant)
     chains = {name: check_chain(place) for name, place in places.items()}
     if as_json:
-        typer.echo(json.dumps({name: {**told, "faults": chains[name].faults} for name, (_, told) in found.items()}))
+        documents = {
+            name: {**told, "releases": [_plain(entry) for entry in entries], "faults": chains[name].faults}
+            for name, (entries, told) in found.items()
+        }
+        typer.echo(json.dumps(documents))
     else:
         for name, (entries, told) in found.items():
             spent = "without bound" if told["epsilon"] is None else f"{told['epsilon']:.3g}"
@@ -68,10 +80,17 @@ def _chained(chain: ChainCheck) -> str:
     return f", the first {chain.lines - chain.chained} of an earlier version, without a chain"
 
 
-def _check(delta: float, accountant: str) -> None:
+def _told_by(folder: Path, delta: float | None, accountant: str | None) -> Privacy:
+    """δ and the accountant: those given, else those of the run's study."""
     from consilium.privacy.dp import Privacy
+    from consilium.run_folder import RunFolder
 
-    Privacy(delta=delta, accountant=accountant)  # says what is wrong with them
+    own = RunFolder.open(folder).study.privacy if (folder / "study.toml").is_file() else Privacy()
+    return Privacy(delta=delta or own.delta, accountant=accountant or own.accountant)  # says what is wrong with them
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    return {"run": entry.run, "round": entry.round, **asdict(entry.spent)}
 
 
 def _lines(entries: Any) -> list[str]:
@@ -82,13 +101,23 @@ def _lines(entries: Any) -> list[str]:
         groups.setdefault((s.of, s.kind, s.what, s.noise, s.rate, s.steps), []).append(entry.round or 0)
     lines = []
     for (of, kind, what, noise, rate, steps), rounds in groups.items():
-        when = f"{len(rounds)} times" if len(rounds) > 1 else f"round {rounds[0]}" if rounds[0] else "at roll call"
+        when = _when(rounds)
         how = {
             "dp-sgd": f"DP-SGD, noise {noise:.3g}, {steps} draws of rate {rate:.3g}",
             "gaussian": f"noise {noise:.3g}",
         }.get(kind, "unprotected")
         lines.append(f"{', '.join(what)} ({of}): {how}, {when}")
     return lines
+
+
+def _when(rounds: list[int]) -> str:
+    """In which rounds; 0 is the roll call."""
+    if not any(rounds):
+        return "at roll call" if len(rounds) == 1 else f"at {len(rounds)} roll calls"
+    if len(rounds) == 1:
+        return f"round {rounds[0]}"
+    first, last = min(rounds), max(rounds)
+    return f"{len(rounds)} times, " + (f"rounds {first} to {last}" if last > first else f"round {first}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from dataclasses import dataclass, replace
@@ -157,7 +158,7 @@ def test_what_every_kind_of_message_costs() -> None:
 @pytest.fixture(scope="module")
 def one_round(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one round, at noise 2."""
-    study = private_study(federation, privacy__noise=2.0, study__rounds=1)
+    study = private_study(federation, privacy__noise=2.0, privacy__delta=1e-4, study__rounds=1)
     return run_in_process(study, tmp_path_factory.mktemp("one")).folder
 
 
@@ -224,6 +225,12 @@ def test_the_command_shows_a_ledger(one_round: Path, tmp_path: Path, capsys: pyt
     assert f"ada: ε {composed([Use(2.0, 0.25, 4)], 1e-3):.3g} at δ 0.001 (rdp, 4 draws)" in out
     assert "  global (training): DP-SGD, noise 2, 4 draws of rate 0.25, round 1" in out
     assert "  scores (validation): unprotected, " in out
+    with pytest.raises(SystemExit):
+        main(["ledger", str(one_round), "--json"])
+    told = json.loads(capsys.readouterr().out)["ada"]
+    assert told["delta"] == 1e-4  # the study's own
+    (release,) = [one for one in told["releases"] if one["of"] == "training"]
+    assert (release["what"], release["round"], release["kind"]) == (["global"], 1, "dp-sgd")
     with pytest.raises(SystemExit) as end:
         main(["ledger", str(tmp_path)])
     assert end.value.code == 2
