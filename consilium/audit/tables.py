@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 HEADS = (
-    "model", "attack", "members", "non-members", "AUC", "TPR", "at FPR", "class mean", "member class", "verdict",
+    "model", "attack", "members", "non-members", "AUC", "TPR", "at FPR", "class mean", "member class",
+    "non-member class", "verdict",
 )  # fmt: skip
 
 
@@ -20,18 +21,19 @@ def rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
             found.append((
                 name, attack, str(figures["members"]), str(figures["non_members"]),
                 _interval(figures["auc"]), _interval(figures["tpr"]), f"{100 * figures['fpr']:.0f} %",
-                _pair(classes, "class mean"), _pair(classes, "member"), figures["verdict"],
+                _pair(classes, "class mean"), _pair(classes, "member"), _pair(classes, "non-member"),
+                figures["verdict"],
             ))  # fmt: skip
             name = ""
         for attack, why in model["skipped"].items():
-            found.append((name, attack, *["–"] * 7, f"not made: {why}"))
+            found.append((name, attack, *["–"] * 8, f"not made: {why}"))
             name = ""
     return found
 
 
 def markdown(facts: Mapping[str, Any]) -> str:
     """The table with its bar, for a file."""
-    lines = [f"# Audit of {facts['run']}", "", facts["bar"], ""]
+    lines = [f"# Audit of {facts['run']}", "", facts["bar"], "Classes: accuracy / F1 in percent.", ""]
     lines += [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
     lines += [f"| {' | '.join(row)} |" for row in rows(facts)]
     return "\n".join([*lines, ""])

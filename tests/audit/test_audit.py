@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from consilium.analysis.opening import open_run
 from consilium.audit.auditing import Audit, AuditOptions, audit, power_of, write_audit
+from consilium.audit.figures import uncertainty_figure
 from consilium.audit.statistics import OVER
+from consilium.audit.tables import markdown
 from consilium.audit.targets import targets_of
 from consilium.cli.main import app
 from consilium.errors import RunError, UserError
@@ -82,6 +85,25 @@ def test_a_wrong_folder_is_said_in_a_sentence(tmp_path: Path, memorised: Path) -
     found = audit(memorised, AuditOptions(quick=True, epochs=1, least_steps=1))
     with pytest.raises(UserError, match="choose another place with --to"):
         write_audit(found, tmp_path / "file")
+
+
+def test_every_model_is_in_the_figure_and_the_table_has_both_classes() -> None:
+    """Eight models of two runs: six columns, the other two below, and each model has one scale in both runs."""
+    part = {"accuracy": 0.5, "f1": 0.25}
+    figures: dict[str, Any] = {
+        "members": 2, "non_members": 2, "auc": {"value": 0.5, "low": 0.4, "high": 0.6}, "fpr": 0.1, "verdict": "x",
+        "tpr": {"value": 0.5, "low": 0.4, "high": 0.6}, "by_class": dict.fromkeys(("class mean", "member"), part),
+    }  # fmt: skip
+    figures["by_class"]["non-member"] = {"accuracy": 0.75, "f1": 0.125}
+    models = [
+        {"model": f"personal/{i}", "uncertainty": {"members": [i, i + 1], "non-members": [i]}, "skipped": {},
+         "stays_at_its_site": False, "attacks": {"shadow": figures}} for i in range(8)
+    ]  # fmt: skip
+    facts = {"models": models, "augmented": False, "private": False, "run": "r", "bar": "b"}
+    drawn = [axes for axes in uncertainty_figure([facts, {**facts, "augmented": True}]).axes if axes.has_data()]
+    assert [axes.get_title(loc="left").split()[0][-1] for axes in drawn] == list("0123450123456767")
+    assert drawn[0].get_xlim() == drawn[6].get_xlim() != drawn[12].get_xlim()
+    assert "| 50.0 / 25.0 | 50.0 / 25.0 | 75.0 / 12.5 | x |" in markdown(facts)
 
 
 @pytest.mark.slow
