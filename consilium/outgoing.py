@@ -49,8 +49,13 @@ def strip_what_must_not_leave(out: Outgoing, site: SiteRules, request: Request) 
     """Take out the loss of a private study: it is a number of the training cases that no noise covers."""
     if request.do != "train" or not site.study.privacy.on:
         return out
-    losses = {f.name: 0.0 for f in dataclasses.fields(out.content) if f.name == "loss" or f.name.endswith("_loss")}
+    losses = {f.name: 0.0 for f in dataclasses.fields(out.content) if is_loss(f.name)}
     return replace(out, content=replace(out.content, **losses))
+
+
+def is_loss(field: str) -> bool:
+    """Whether a field of an uplink is a loss on the training cases."""
+    return field == "loss" or field.endswith("_loss")
 
 
 def hide_names(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:

@@ -15,6 +15,7 @@ from consilium.files import read_json
 from consilium.left_log import LOG, left
 from consilium.messages import card_from_json
 from consilium.method import Maybe
+from consilium.outgoing import is_loss
 from consilium.privacy.ledger import ledger, totals
 from consilium.reports.findings import picture
 from consilium.reports.leaks import LeakPage, LeftField, LeftSite
@@ -32,6 +33,9 @@ REVEALS = {
     "selector": "what the site's images look like beside the others'",
     "features": "mean and spread of the training images as the model sees them; of one case, the case itself",
     "routing": "how like the other sites' the validation images are, summed",
+    "calibration": "how well each model does on the validation cases, summed, for every threshold",
+    "sums": "mean and spread of the training images as the model sees them, and how well each model fits them",
+    "holds": "nothing: whether the site has the models",
     "scores": "how hard the validation cases are, summed",
     "cases": "how many cases there are",
     "steps": "how many cases there are",
@@ -42,6 +46,7 @@ REVEALS = {
     "mask": "which weights the training cases move most",
     "matches": "whether the common model does as well as the site's own",
 }
+ZERO = "nothing: it is always 0 in a private study"
 NUMBER = "a number about the training cases, such as how well a model fits them"
 BESIDE = (
     (
@@ -76,15 +81,17 @@ def leak_page(view: RunView) -> LeakPage | None:
         privacy=_privacy(study, told, bare),
         beside=BESIDE[:1] + BESIDE[2:] if study.privacy.on else BESIDE,
         bar=str(audit["bar"]) if audit else "",
-        audited=tuple((row[0], row[1], row[4], f"{row[5]} at {row[6]}", row[-1]) for row in rows(audit))
-        if audit
-        else (),
+        audited=tuple((row[0], row[1], row[4], _rate(row), row[-1]) for row in rows(audit)) if audit else (),
         pictures=tuple(
             picture(file, alt)
             for name, alt in PICTURES.items()
             if (file := view.folder / FOLDER / f"{name}.svg").exists()
         ),
     )
+
+
+def _rate(row: Sequence[str]) -> str:
+    return f"{row[5]} at {row[6]}" if row[6] != "–" else "–"
 
 
 _NOT_MERGED = {"refused": "refused by the server", "lost": "no answer", "left out": "left out", "away": "away"}
@@ -107,10 +114,12 @@ def _fields(study: Study, roster: Mapping[str, Any], sent: list[Mapping[str, Any
             counts = [min(1, count) for count in by_site] if once else by_site
             said = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
             total = size_text(size * sum(counts))
-            yield LeftField(name, phase.name, said, size_text(size), total, _reveals(name, part))
+            yield LeftField(name, phase.name, said, size_text(size), total, _reveals(name, part, study.privacy.on))
 
 
-def _reveals(name: str, part: Any) -> str:
+def _reveals(name: str, part: Any, private: bool) -> str:
+    if private and is_loss(name):
+        return ZERO
     if name in REVEALS:
         return REVEALS[name]
     like = part.like if isinstance(part, Maybe) else part

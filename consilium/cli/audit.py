@@ -52,7 +52,7 @@ def audit(
     for run in runs:
         place = to / run.resolve().name if to and len(runs) > 1 else to
         options = AuditOptions(quick, shadows, keep=place)
-        with kept("the same command"):
+        with kept("the same command", "Finished shadows"):
             found = audit_run(run, options, say=say)
         documents.append(found.to_json())
         files += write_audit(found, place)

@@ -70,3 +70,12 @@ def test_epsilon_is_that_of_the_sites_ledgers(federation: Path, tmp_path: Path) 
     assert "all training cases of a site together" in page.privacy
     assert "Without noise left: numbers of cases, scores, steps" in page.privacy
     assert not any("ranges" in what for what, _ in page.beside)  # a private study does not send them
+
+
+def test_what_a_private_run_of_fedsm_sends_is_named_for_what_it_is(federation: Path, tmp_path: Path) -> None:
+    """Its losses are zeros, and its calibration is of validation cases."""
+    how = {"privacy__unit": "patient", "privacy__clip": 0.5, "privacy__noise": 2.0, "study__rounds": 1}
+    page = page_of(run(toy_study(federation, "fedsm", **how), tmp_path, workers=0).folder)
+    found = {(field.phase, field.name): field.reveals for field in page.fields}
+    assert found["train", "loss"] == found["train", "selector_loss"] == "nothing: it is always 0 in a private study"
+    assert "validation cases" in found["calibrate", "calibration"]
