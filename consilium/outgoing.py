@@ -78,11 +78,10 @@ def pack(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
 
 
 def keep_local_normalisation(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
-    """Put the server's normalisation back where the study keeps the site's own at home, and store that one there."""
+    """Put the server's normalisation back where the study keeps the site's own at home."""
     if request.do != "train" or site.norm is None or out.packet is None or site.order is None:
         return out
     packet, own = site.norm.off(out.packet, site.order, site.before)
-    site.keep(own)
     return replace(out, packet=packet, own=own)
 
 
@@ -109,7 +108,7 @@ def refuse_what_is_not_finite(out: Outgoing, site: SiteRules, request: Request) 
 
 
 def log_and_let_go(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
-    """Hold what leaves against the site's limits and write it down; only then is it handed to the connection.
+    """Hold what leaves against the site's limits and write it down; only then may it leave.
 
     The connection says whose it is and which order it answers: nothing in the message does.
     """
@@ -117,6 +116,13 @@ def log_and_let_go(out: Outgoing, site: SiteRules, request: Request) -> Outgoing
     out = replace(out, head=replace(out.head, card=card))
     entries = entries_of(out.content, request.do, site.study.privacy, site.spent)
     site.policy.let_go(request, out.head, out.packet, site.study, entries)
+    return out
+
+
+def store_what_stays(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
+    """Store the memory of the round, with the site's own normalisation: of an update that may not leave, nothing is."""
+    if request.do == "train":
+        site.keep(out.own)
     return out
 
 
@@ -129,6 +135,7 @@ STEPS = (
     round_for_transport,
     refuse_what_is_not_finite,
     log_and_let_go,
+    store_what_stays,
 )
 
 

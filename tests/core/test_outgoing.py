@@ -68,6 +68,7 @@ def test_the_order_of_the_steps() -> None:
         "round_for_transport",
         "refuse_what_is_not_finite",
         "log_and_let_go",
+        "store_what_stays",
     ]
     assert all(step.__doc__ for step in STEPS)
 
@@ -95,7 +96,7 @@ def test_normalisation_stays_and_is_stored(federation: Path) -> None:
     kept: list[Weights | None] = []
     site = replace(rules(study, value=0.25), keep=kept.append)
     packed = outgoing.pack(Outgoing(uplink(study, 1.0), AnswerHead()), site, TRAIN)
-    out = outgoing.keep_local_normalisation(packed, site, TRAIN)
+    out = outgoing.store_what_stays(outgoing.keep_local_normalisation(packed, site, TRAIN), site, TRAIN)
     assert out.packet is not None
     assert site.norm is not None
     own = [path for path in out.packet.tensors if path.split("/")[-1] in site.norm.names]
@@ -105,6 +106,17 @@ def test_normalisation_stays_and_is_stored(federation: Path) -> None:
             assert set(tensor.unique().tolist()) == {0.25 if path in own else 1.0}
     assert kept[0] is not None
     assert {v for t in kept[0].values() if t.is_floating_point() for v in t.unique().tolist()} == {1.0}
+
+
+def test_what_a_refused_update_would_leave_behind_is_not_stored(federation: Path, tmp_path: Path) -> None:
+    """Else scores of a model that was trained beyond a budget could be asked for."""
+    study = toy_study(federation)
+    kept: list[Weights | None] = []
+    for limits, stored in (({"message_bytes": 1}, 0), ({}, 1)):
+        site = replace(rules(study, hospital(tmp_path, **limits)), keep=kept.append)
+        with contextlib.nullcontext() if stored else pytest.raises(Refused):
+            outgoing.leave(uplink(study, 1.0), AnswerHead(), site, TRAIN)
+        assert len(kept) == stored
 
 
 def test_an_update_is_clipped_to_what_the_study_says(federation: Path) -> None:
