@@ -122,6 +122,13 @@ class MENUNet(WithShares, Method):
             loss = loss + self.exclusion * exclusion_loss(output, batch, site.task.labels, site.card.labels)
         return loss
 
+    def also_averages(self) -> str:
+        return "encoders by half shares; set [method] encoder_shares = 'annotating' with it" if self._halves else ""
+
+    @property
+    def _halves(self) -> bool:
+        return self.encoder_shares == "half"
+
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         inside = {name for found in server.encoders.values() for name in found}
         before = server.global_.split(lambda name: name not in inside)[0]
@@ -129,7 +136,7 @@ class MENUNet(WithShares, Method):
         for organ, names in server.encoders.items():
             came = {name: reply.encoders[organ] for name, reply in replies.items() if organ in reply.encoders}
             held = server.global_.split(set(names).__contains__)[0]
-            if self.encoder_shares == "half":
+            if self._halves:
                 # a site that does not annotate the organ would return the encoder unchanged
                 rest = len(replies) - len(came)
                 counts = {**dict.fromkeys(came, 1.0), **({"": rest / 2} if rest else {})}

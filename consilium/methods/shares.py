@@ -22,6 +22,10 @@ class WithAggregation:
 
     aggregation: ClassVar[Aggregation] = Aggregation()  # `[study] aggregation`
 
+    def also_averages(self) -> str:
+        """What is averaged where no rule can replace the mean, with the remedy; empty: nothing."""
+        return ""
+
     def alike_average(self, models: Mapping[SiteName, Weights], start: Weights | None = None) -> Weights:
         """One model from those of the sites that answered, all with the same share; `start` as below."""
         return self.aggregation.of(models, dict.fromkeys(models, 1.0), start)
@@ -59,6 +63,8 @@ def with_aggregation(name: str, method: Method, how: Aggregation) -> Method:
             f"[study] aggregation = '{how.rule}' is for methods that average the sites' models, such as fedavg, "
             f"scaffold and the global model of fedsm; '{name}' does not: leave it at 'mean'."
         )
+    if also := method.also_averages():
+        raise StudyError(f"[study] aggregation = '{how.rule}': '{name}' also averages {also}.")
     changed = copy.copy(method)
     object.__setattr__(changed, "aggregation", how)  # of the study, not one of the method's own fields
     return changed

@@ -187,6 +187,11 @@ class UFPS(PseudoLabelled):
 
     # ------------------------------------------------------------------------------------ at the server
 
+    def also_averages(self) -> str:
+        if self.uncertainty.parts == "none":
+            return ""
+        return "by trust, which a liar decides itself; set [method.uncertainty] parts = 'none' with it"
+
     def averaged(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         models = models_of(replies)
         global_ = self.average(models, server.n)

@@ -11,8 +11,10 @@ import torch
 from consilium.contract import run_in_process
 from consilium.errors import StudyError
 from consilium.learning.aggregation import RULES, Aggregation, nearest
+from consilium.methods.menu_net import MENUNet
 from consilium.methods.scaffold import Scaffold
 from consilium.methods.shares import with_aggregation
+from consilium.methods.ufps import UFPS
 from consilium.site import Round
 from consilium.weights import Weights, mean
 from tests.toy import toy_study
@@ -109,6 +111,15 @@ def test_scaffold_merges_models_and_control_variates_by_the_rule() -> None:
     merged = method.merge(Scaffold.Server(model(0.0), model(4.0), 4), replies, Round(0, "train", 0, 1))
     assert merged.global_["w"].tolist() == [2.0]
     assert merged.c["w"].tolist() == pytest.approx([4.0 + 0.1 * 3 / 4])
+
+
+def test_a_mean_that_no_rule_replaces_is_said() -> None:
+    """Else a liar would have what is averaged beside the rule, and nobody would know."""
+    with pytest.raises(StudyError, match=r"'ufps' also averages by trust.*uncertainty.*parts = 'none'"):
+        with_aggregation("ufps", UFPS(), Aggregation("median"))
+    with pytest.raises(StudyError, match=r"'menu-net' also averages encoders.*encoder_shares = 'annotating'"):
+        with_aggregation("menu-net", MENUNet(encoder_shares="half"), Aggregation("median"))
+    assert with_aggregation("menu-net", MENUNet(), Aggregation("median")).aggregation.rule == "median"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["per-fedavg", "pfedme"])
