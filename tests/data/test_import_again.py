@@ -91,6 +91,21 @@ def test_ctrl_c_at_the_command_keeps_what_is_done(
     assert set(read) <= {"c4", "c5"}
 
 
+def test_ctrl_c_while_the_splits_are_drawn_keeps_the_cases_too(
+    raw: Path, tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "draw_splits", stops)
+        with pytest.raises(KeyboardInterrupt):
+            import_found("folder", [raw], tmp_path / "to", HOW)
+    assert len(read) == CASES
+    import_found("folder", [raw], tmp_path / "to", HOW)
+    assert len(read) == CASES and not [name for name in files(tmp_path / "to") if name.startswith(".")]
+
+
 def test_what_a_killed_process_wrote_is_taken_over(raw: Path, tmp_path: Path, read: list[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
         import_found("folder", [raw], tmp_path / "to", HOW, progress=stop)

@@ -346,11 +346,27 @@ def test_a_patient_in_two_splits_of_a_table_is_a_doubt(tmp_path: Path) -> None:
     table = tmp_path / "cases.csv"
     rows = ("i/a.png,m/a.png,p1,train", "i/b.png,m/b.png,p1,test", "i/c.png,m/c.png,p2,test")
     table.write_text("\n".join(("image,mask,patient,split", *rows)))
-    with pytest.raises(DataError, match=r"(?s)2 doubts, .*i/a.png: its patient 'p1' is in two splits, test and train"):
+    with pytest.raises(
+        DataError, match=r"(?s)2 doubts, .*i/a.png: its patient 'p1' is in several splits, test and train"
+    ):
         bring(tmp_path, table=table, labels=PAIRS["labels"])
     options = ImportOptions(table=table, labels=PAIRS["labels"])
     imported = import_found("folder", [tmp_path / "raw"], tmp_path / "to", options, Writing(yes=True))
     assert [case.name for case in imported.federation.sites["site1"].cases] == ["c"]
+
+
+def test_images_without_masks_are_for_training_whatever_their_folders_say(tmp_path: Path) -> None:
+    """So their patient is in one split."""
+    for split in ("train", "test"):
+        save_picture(tmp_path / f"raw/{split}/p1_{split}.png", some(16, 16))
+    federation = bring(tmp_path, images="{split}/{patient}_{visit}.png", labels=("disc",))
+    assert [(case.patient, case.split) for case in federation.sites["site1"].cases] == [("p1", "train")] * 2
+
+
+def test_a_label_may_contain_two(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "raw", ["a", "b", "c"])
+    options = {**PAIRS, "labels": ("x", "y", "z"), "contains": ("x=y", "x=z")}
+    assert bring(tmp_path, **options).contains == {"x": ("y", "z")}
 
 
 def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
@@ -362,6 +378,9 @@ def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
         ({"images": "i/*.png", "masks": ("m/*.png",)}, "masks need --labels"),
         ({**PAIRS, "values": ("255=y",)}, "--values names 'y', which is not a label"),
         ({**PAIRS, "values": ("white=x",)}, "write a stored whole number"),
+        ({**PAIRS, "contains": ("x=cup",)}, "--contains names 'cup', which is not a label"),
+        ({**PAIRS, "labels": ("x", "x")}, "--labels has 'x' twice"),
+        ({**PAIRS, "labels": ("background",)}, "in the tables for .*/to; nothing was done"),
         ({"images": "i/{case}.png", "masks": ("m/{other}.png",), "labels": ("x",)}, "must have the same fields"),
         ({}, "say which files of .* are images"),
     ]

@@ -23,7 +23,7 @@ from consilium.data.importers.reading import MAJORITY, read_case
 from consilium.data.mask_files import write_mask
 from consilium.data.new_folder import new_folder
 from consilium.data.orientation import affine_of
-from consilium.data.site_folder import SITE_NAME, Case, Federation, inside_of, read_federation
+from consilium.data.site_folder import SITE_NAME, Case, Federation, inside_of, read_federation, refuse, survey
 from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.data.splits import draw_splits
 from consilium.errors import DataError, StudyError
@@ -99,10 +99,10 @@ def write_found(
             found = next(found for case, found in sound if case.site == site)
             root = found.root.resolve() if how.reference and found.root is not None else None
             write_site(folder, site, rows, found.annotated.get(site, ()), found.source, found.licence, root)
-        before.close()
+        refuse(survey(folder).faults, f"the tables for {to}")  # a table with a fault must not appear at all
         if any(not case.split for site in kept.values() for case in site):
             draw_splits(folder, how.split if isinstance(how.split, tuple) else head.shares, how.seed)
-        read_federation(folder)  # a table with a fault must not appear at all
+        before.close()  # as the last: until here Ctrl-C keeps the cases
     left = [line for found in parts for line in found.left_out]
     said = [f"left out: {line}" for line in (*left, *doubts)] + [f"rater left out: {note}" for note in notes]
     return Imported(read_federation(to), (*_paired(kept, sound), *said))
@@ -166,23 +166,26 @@ def _whole_patients(
     """The cases of patients whom the source does not divide among splits, where its splits are used."""
     splits: dict[tuple[str, str], set[str]] = defaultdict(set)
     for case, found in pairs:
-        if case.split and _as_published(how, found):
-            splits[case.site, case.patient].add(case.split)
+        if split := _split(case, found, how):
+            splits[case.site, case.patient].add(split)
     whole, doubts = [], []
     for case, found in pairs:
         if len(several := sorted(splits[case.site, case.patient])) > 1:
             doubts.append(
-                f"{case.images[0]}: its patient {case.patient!r} is in two splits, {' and '.join(several)}; "
-                "keep a patient in one."
+                f"{case.images[0]}: its patient {case.patient!r} is in several splits, "
+                f"{' and '.join(several)}; keep a patient in one."
             )
         else:
             whole.append((case, found))
     return whole, doubts
 
 
-def _as_published(how: Writing, found: Found) -> bool:
-    """Whether the splits of the source are used, and none is drawn."""
-    return not isinstance(how.split, tuple) and bool(how.split or found.published_splits)
+def _split(case: RawCase, found: Found, how: Writing) -> str:
+    """As the source has it, or "" where it is drawn; an image without a mask is of use in training only."""
+    if found.task == "segmentation" and not case.raters:
+        return "train"
+    drawn = isinstance(how.split, tuple) or not (how.split or found.published_splits)
+    return "" if drawn else case.split
 
 
 def _in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
@@ -231,9 +234,7 @@ def _write_case(
     label: Path | str | None = case.label or None
     if read.mask is not None:
         label = write_mask(read.mask, replace(read.image, origin_file=image), place / "labels" / case.name)
-    bare = found.task == "segmentation" and label is None  # of use in training only
-    split = "train" if bare else case.split if _as_published(how, found) else ""
-    return Case(case.name, case.patient, split, image, label)
+    return Case(case.name, case.patient, _split(case, found, how), image, label)
 
 
 def write_image(image: ImageArray, path: Path) -> Path:

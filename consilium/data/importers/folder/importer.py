@@ -16,6 +16,7 @@ from consilium.data.importers.patterns import Match, literals, matches, split_of
 from consilium.data.importers.rules import AtLeast, ByValue, Foreground, Rule
 from consilium.data.importers.sources import SourceFiles, files_under, only_folder
 from consilium.errors import DataError, StudyError
+from consilium.fields import nearest
 
 OPTIONS = ("images", "masks", "table", "labels", "values", "threshold", "channels", "dimensions", "contains", "site")
 SITE = "site1"
@@ -26,6 +27,7 @@ _IMAGE_FOLDERS = ("images", "image", "img", "imagesTr")
 def find(sources: Sequence[Path], options: ImportOptions) -> Found:
     """What the patterns or the table pair; without either, a usual layout is looked for."""
     tree = files_under(only_folder(sources, "a dataset"))
+    contains = _contains(options)
     if options.table is not None:
         if options.images or options.masks:
             raise StudyError("--table says where images and masks are; leave out --images and --masks.")
@@ -39,15 +41,28 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
         raise DataError(f"no image was paired in {tree.root}, so nothing was written.{_listed(doubts)}")
     task = "classification" if classes else "segmentation"
     dimensions, channels = _form(cases, options)
-    contains: dict[str, tuple[str, ...]] = defaultdict(tuple)
-    for outer, inner in pairs("contains", options.contains).items():
-        contains[outer] += (inner,)
     labels = tuple(options.labels or classes)
     bare = {case.site: labels for case in cases if task == "segmentation" and not case.raters}
     return Found(
         task, labels, dimensions, channels, tuple(cases), (), tuple(doubts), contains, bare, root=tree.root,
         published_splits=True,
     )  # fmt: skip
+
+
+def _contains(options: ImportOptions) -> dict[str, tuple[str, ...]]:
+    """Labels inside a label; refuses names before any image is read."""
+    if twice := [label for label in options.labels if options.labels.count(label) > 1]:
+        raise StudyError(f"--labels has {twice[0]!r} twice; give each label its own name.")
+    contains: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    for text in options.contains:
+        for outer, inner in pairs("contains", [text]).items():
+            for name in (outer, inner):
+                if name not in options.labels:
+                    raise StudyError(
+                        f"--contains names {name!r}, which is not a label; {nearest(name, options.labels)}"
+                    )
+            contains[outer] += (inner,)
+    return contains
 
 
 def rule(options: ImportOptions, label: str) -> Rule:
