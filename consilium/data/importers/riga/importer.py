@@ -55,7 +55,8 @@ def find(sources: Sequence[Path], options: ImportOptions) -> Found:
             doubts.append(f"{tree.root / path}: no grader's picture belongs to it.")
             continue
         if len(raters) < most:
-            left_out.append(f"{path.as_posix()} has pictures of {len(raters)} of {most} graders; these vote.")
+            missing = f"{most - len(raters)} of {most} graders of {path.as_posix()}"
+            left_out.append(f"{missing}: there is no picture of theirs; the others vote.")
         name = f"image{number}" if group.lower() == site else f"{group}-image{number}"
         cases.append(RawCase(site, name, name, (tree.root / path,), raters))
     doubts += [f"{tree.root / next(iter(files.values()))}: there is no photograph of it." for files in graded.values()]
