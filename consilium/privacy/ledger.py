@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from consilium import tree
 from consilium.privacy.accounting import Use, accountant_of, composed
 from consilium.privacy.dp import Privacy
 from consilium.privacy.sampling import GAUSSIAN, UNPROTECTED
 from consilium.site import Spent
-from consilium.weights import Weights
 
 Line = Mapping[str, Any]  # of a site's log
 TRAINING, VALIDATION, COUNTS = "training", "validation", "counts"  # whose data an entry is made of
@@ -59,8 +59,7 @@ def entries_of(content: Any, do: str, privacy: Privacy, spent: Sequence[Spent]) 
 
 def _has_trained(content: Any) -> bool:
     """Whether a message holds a model after steps: of a private study without a pass of DP-SGD, no noise covers it."""
-    values = (getattr(content, field.name) for field in dataclasses.fields(content))
-    return any(isinstance(value, Weights) for value in values) and getattr(content, "steps", 1) > 0
+    return bool(tree.split(content).weights) and getattr(content, "steps", 1) > 0
 
 
 def _says(value: Any) -> bool:

@@ -138,6 +138,11 @@ def test_what_every_kind_of_message_costs() -> None:
         steps: int
         nothing: tuple[float, ...] = ()
 
+    @dataclass(frozen=True)
+    class Several:
+        encoders: dict[str, Weights]
+        steps: int
+
     sent = Uplink(Weights({"w": torch.ones(3)}), torch.tensor([True, False]), 3)
     bare = entries_of(sent, "train", Privacy(), ())
     assert [(entry.what, entry.kind, entry.of) for entry in bare] == [
@@ -151,6 +156,8 @@ def test_what_every_kind_of_message_costs() -> None:
     assert entries_of(sent, "train", patient, [own])[0] == own
     without = [entries_of(message, "train", patient, ())[0] for message in (sent, replace(sent, steps=0))]
     assert [(entry.kind, entry.of) for entry in without] == [("none", "training"), ("none", "validation")]
+    inside = Several({"liver": Weights({"w": torch.ones(3)})}, 3)
+    assert entries_of(inside, "train", patient, ())[0].of == "training"
     assert [entry.of for entry in entries_of(None, "score", Privacy(), ())] == ["validation"]
     assert entries_of(None, "deliver", Privacy(), ()) == ()
 
