@@ -38,7 +38,7 @@ def of_cases(seen: SeenFederation) -> Iterator[DataFinding]:
             )  # fmt: skip
         if facts.personal:
             own = one.case.image.is_relative_to(seen.federation.sites[one.site].folder)
-            where = "where it lies: --fix does not change what is outside the federation."
+            where = "where it lies: --fix does not change what is outside the site's folder."
             yield seen.about(
                 "warning", "names a person", one, f"its DICOM header holds {', '.join(facts.personal)}",
                 "Training does not use it; whoever gets the file can.",

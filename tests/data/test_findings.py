@@ -231,7 +231,7 @@ def test_a_referenced_dicom_header_stays_and_fix_says_so(tmp_path: Path) -> None
     cases = [Case("c0", "p0", "train", tmp_path / "raw/s0", "x")]
     write_site(tmp_path / "fed", "west", cases, root=tmp_path / "raw")
     (found,) = [one for one in check(tmp_path / "fed").findings if one.kind == "names a person"]
-    assert found.remedy == "De-identify it where it lies: --fix does not change what is outside the federation."
+    assert found.remedy == "De-identify it where it lies: --fix does not change what is outside the site's folder."
     said = fix(tmp_path / "fed", tmp_path / "to")
     assert said == ["not mended: the DICOM header of case 'c0' of site 'west': the file stays under its root."]
 
