@@ -23,6 +23,7 @@ from consilium.study import Study
 from consilium.timeline import timeline
 from consilium.validation import annotated_at, check_annotation, check_size, members_of
 from consilium.weights import SiteName
+from consilium.wording import counted
 
 KEPT = 3  # a site's memories: of the last merged round and the two before
 STATES = 5  # the server's: two rounds, the best, best.safetensors, last.safetensors
@@ -87,17 +88,17 @@ class DryRun:
         left = state.get(self.state, ", which was begun: `consilium resume` continues it")
         yield f"run: {self.method} in {self.folder}{left}"
         yield f"device: {self.device} ({self.device_why})"
-        many = "everything in one process" if not self.workers else _counted(self.workers, "worker process", "es")
+        many = "everything in one process" if not self.workers else counted(self.workers, "worker process", "es")
         yield f"processes: {many}"
         width = max(len(site.site) for site in self.sites)
         for site in self.sites:
-            work = f"{_counted(site.steps, 'step')} a round" if site.steps else "scored only, as an outside hospital"
+            work = f"{counted(site.steps, 'step')} a round" if site.steps else "scored only, as an outside hospital"
             cases = f"{site.train} training, {site.valid} validation, {site.test} test cases"
             yield f"  {site.site.ljust(width)}  {cases}; {work}"
         for phase in self.phases:
             paper = "" if phase.counts else " (not counted among the paper's)"
             sizes = f"{size_text(phase.bytes_down)} down and {size_text(phase.bytes_up)} up per site and round"
-            rounds = f"{_counted(phase.rounds, 'round')}{paper}"
+            rounds = f"{counted(phase.rounds, 'round')}{paper}"
             yield f"phase {phase.phase}: {rounds}, {sizes}, about {time_text(phase.seconds)}"
         yield f"scores: taken {self.scorings} times, about {time_text(self.seconds_scoring)}"
         yield (
@@ -212,10 +213,6 @@ def time_text(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
-def _counted(number: int, what: str, more: str = "s") -> str:
-    return f"{number} {what}{more if number != 1 else ''}"
 
 
 def _roster(study: Study, federation: Federation, members: list[SiteName]) -> Roster:

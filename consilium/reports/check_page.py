@@ -17,6 +17,7 @@ from consilium.reports import check_figures
 from consilium.reports.embedding import EmbeddedImage, embedded
 from consilium.reports.rendering import write_html
 from consilium.reports.style import label_colour
+from consilium.wording import counted
 
 FEW = 3  # findings of a group that are shown without a click
 _AXES = {2: ("rows", "columns"), 3: ("slices", "rows", "columns")}
@@ -70,15 +71,11 @@ def _groups(findings: Sequence[DataFinding]) -> list[FindingGroup]:
 
 def _lead(found: CheckResult, number: Mapping[str, int]) -> str:
     cases = sum(sum(splits.values()) for splits in found.counts.values())
-    refused = f"{_counted(len(found.faults), 'fault')} that training would refuse"
+    refused = f"{counted(len(found.faults), 'fault')} that training would refuse"
     faults = refused if found.faults else "no fault"
-    kinds = [_counted(number[severity], severity) for severity in ("error", "warning", "note")]
-    sites = _counted(len(found.counts), "site")
-    return f"{sites} with {_counted(cases, 'case')}: {faults}, {kinds[0]}, {kinds[1]} and {kinds[2]}."
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    kinds = [counted(number[severity], severity) for severity in ("error", "warning", "note")]
+    sites = counted(len(found.counts), "site")
+    return f"{sites} with {counted(cases, 'case')}: {faults}, {kinds[0]}, {kinds[1]} and {kinds[2]}."
 
 
 def _sheet(seen: SeenFederation, site: str, cases: Sequence[SeenCase]) -> tuple[str, int, int, EmbeddedImage | None]:
