@@ -17,6 +17,7 @@ from consilium.contract import Stage, run_and_copy, state
 from consilium.data.site_folder import Case
 from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import StudyError
+from consilium.learning.discriminant import bounded_sums
 from consilium.learning.fit import Job, fit
 from consilium.learning.per_patient import PatientGradients
 from consilium.left_log import left
@@ -212,6 +213,35 @@ def test_models_on_the_same_draws_share_the_bound(federation: Path, tmp_path: Pa
         (("global",), 1e3, 1.0, 1),
         (("global", "personal"), 1e3, 1.0, 1),
     ]
+
+
+def test_apples_core_and_p_learn_from_the_noised_gradient_alone(
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the covered sum is zero nothing of the cases is left: p and the core stay where they were."""
+    study = private_study(federation, "apple", method__mu=0.0, method__relation_lr=1.0)
+    site, method = opened(study, tmp_path), study.method
+    memory = method.remember(site)
+
+    def after() -> tuple[dict[str, float], Any]:
+        _, kept = method.train(site, memory, method.Downlink({}), ROUND)
+        return dict(kept.p), kept.cores["ada"].digest
+
+    before = dict(memory.p), memory.cores["ada"].digest
+    p, core = after()
+    assert max(abs(p[name] - before[0][name]) for name in p) > 1e-3 and core != before[1]
+    monkeypatch.setattr("consilium.learning.fit.covered", lambda total, *rest: torch.zeros_like(total))
+    p, core = after()
+    assert p == pytest.approx(before[0], abs=1e-7) and core == before[1]
+
+
+def test_one_patient_changes_the_discriminants_sums_by_at_most_the_root_of_two() -> None:
+    """(3, 4) cut to length 1 is (0.6, 0.8), its squares (0.36, 0.64); what is not finite counts as nothing."""
+    ten, one = torch.tensor([0.1, 0.0]), torch.tensor([3.0, 4.0])
+    without, beside = bounded_sums([ten], 1.0), bounded_sums([ten, one, torch.tensor([math.nan, 0.0])], 1.0)
+    assert (beside.values - without.values).tolist() == pytest.approx([0.6, 0.8, 0.36, 0.64])
+    longest = bounded_sums([torch.tensor([1e9, 0.0])], 1.0).values
+    assert longest.norm().item() == pytest.approx(math.sqrt(2))
 
 
 # ------------------------------------------------------------------------------------------- runs
