@@ -28,6 +28,7 @@ from consilium.validation import annotated_at
 from consilium.weights import SiteName
 
 BATCHES = 2  # of training cases that are tried
+WAITED = 0.01  # of another phase's step: then the site did not train
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class StepTimes:
 
 
 def time_steps(study: Study, federation: Federation, site: SiteName, roster: Roster, device: str) -> StepTimes:
-    """Try a site alone, phase by phase; the server's state goes on with its reply only."""
+    """Try a site alone, phase by phase; the server's state goes on with its reply only.
+
+    A phase in which the site waits for others is left out; it counts as the dearest of the others.
+    """
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(study.local.threads)
@@ -69,11 +73,17 @@ def _timed(study: Study, federation: Federation, name: SiteName, roster: Roster,
     for phase, round in timeline(method, study.plan.rounds, study.plan.score_every):
         if round.step or (order := method.send(server, site.card, round)) is None:
             continue
-        if not steps:
-            method.train(site, memory, order, round)  # warms caches and picks algorithms
+        first, kept = method.train(
+            site, memory, order, round
+        )  # warms caches, picks algorithms; teachers catch up
+        if steps:  # a later phase is timed after what only its first round does
+            memory, server = kept, method.merge(server, {name: first}, round)
+            order = method.send(server, site.card, round) or order
         with _clock() as training:
             uplink, memory = method.train(site, memory, order, round)
-        steps[phase.name] = training[0] / (local.epochs * math.ceil(len(site.data) / local.batch_size))
+        seconds = training[0] / (local.epochs * math.ceil(len(site.data) / local.batch_size))
+        if seconds > WAITED * max(steps.values(), default=0.0):
+            steps[phase.name] = seconds
         server = method.merge(server, {name: uplink}, round)
     predictor = method.deploy(site.task, memory, method.release(server, site.card))
     trained = len(arrays.indices("train"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from consilium.dry_run import estimated_seconds, time_text
+from consilium import step_timing
+from consilium.dry_run import estimated_seconds, time_text, tried_times
 from consilium.methods import METHODS
 from consilium.step_timing import StepTimes
 from tests.cli.conftest import write_study
@@ -63,6 +66,28 @@ def test_a_phase_that_was_not_timed_costs_as_much_as_the_dearest_that_was(federa
     known = StepTimes(step={"train": 2.0}, items=1.0, **times)  # type: ignore[arg-type]
     both = replace(known, step={"train": 2.0, "adapt": 2.0})
     assert estimated_seconds(made, known, 1) == estimated_seconds(made, both, 1)
+
+
+def test_a_teacher_that_catches_up_is_not_counted_in_every_round(organs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps of optimisers in place of seconds, a step takes one."""
+    made = [0]
+
+    @contextmanager
+    def clock() -> Iterator[list[float]]:
+        before, taken = made[0], [0.0]
+        yield taken
+        taken[0] = made[0] - before
+
+    def count(*_: object) -> None:
+        made[0] += 1
+
+    monkeypatch.setattr(step_timing, "_clock", clock)
+    hook = register_optimizer_step_post_hook(count)
+    try:
+        times = tried_times(toy_study(organs, "fedavg-pl", method__teachers__rounds=9))
+    finally:
+        hook.remove()
+    assert times.step == {"teacher": 1.0}  # in the next phase the site waits for the other teachers
 
 
 def test_a_finished_study_is_told(finished: Callable[[str], Path], federation: Path, tmp_path: Path) -> None:
