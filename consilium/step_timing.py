@@ -73,9 +73,7 @@ def _timed(study: Study, federation: Federation, name: SiteName, roster: Roster,
     for phase, round in timeline(method, study.plan.rounds, study.plan.score_every):
         if round.step or (order := method.send(server, site.card, round)) is None:
             continue
-        first, kept = method.train(
-            site, memory, order, round
-        )  # warms caches, picks algorithms; teachers catch up
+        first, kept = method.train(site, memory, order, round)  # warms caches, picks algorithms; teachers catch up
         if steps:  # a later phase is timed after what only its first round does
             memory, server = kept, method.merge(server, {name: first}, round)
             order = method.send(server, site.card, round) or order
