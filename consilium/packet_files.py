@@ -85,7 +85,7 @@ _Table = tuple[str | None, dict[str, _Entry]]  # the header of a message, and wh
 # Tables of files read before, by their bytes and the size of the file, which are all that a table is checked against:
 # what a site keeps has the same table in every round.
 _tables: dict[tuple[bytes, int], _Table] = {}
-TABLES, TABLE_BYTES = 16, 1 << 20  # how many are kept, and of which length
+TABLES, TABLE_BYTES = 16, 1 << 17  # how many are kept, and of which length: a site may send long ones to fill memory
 
 
 def _table(path: Path, mapped: mmap.mmap, start: int) -> _Table:
