@@ -25,6 +25,7 @@ from tests.privacy.liars import LIES, Lie, run_lying, scale
 
 ROUNDS, HONEST = 10, 5
 LIAR = "prostatex"
+TRUSTED = "msd"  # of FLTrust: an honest site, chosen by its name before any run
 LOCAL = {"scaffold": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5}}  # its equations are of plain steps
 MODEL = {"fedsm": "personal"}  # its global model is FedAvg's
 ATTACKS: dict[str, tuple[Lie | None, int]] = {  # and how many honest rounds come before it
@@ -46,6 +47,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "krum": {"firewall": "off", "aggregation": "krum"},
     "multi-krum": {"firewall": "off", "aggregation": "multi-krum"},
     "centred-clipping": {"firewall": "off", "aggregation": "centred-clipping"},
+    "fltrust": {"firewall": "off", "aggregation": {"rule": "fltrust", "trusted": TRUSTED}},
     "firewall + trimmed-mean": {"firewall": "refuse", "aggregation": "trimmed-mean"},
 }
 

@@ -117,6 +117,9 @@ def admitted(study: Study, line: Line, roster: Roster) -> list[str]:
     for key in ("min_sites", "sites_per_round"):
         if getattr(study.plan, key) > len(roster):
             raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(roster)} sites.")
+    trusted = study.plan.aggregation.trusted
+    if trusted and trusted not in roster:
+        raise StudyError(f"[study] aggregation.trusted = '{trusted}': no such site trains; {nearest(trusted, roster)}")
     phases = list(dict.fromkeys(phase.name for phase, _ in line))
     for site, told in study.plan.away.items():
         for name in (str(round).partition(":")[0] for round in told if not isinstance(round, int)):

@@ -2,8 +2,9 @@
 
 Norm bounding: Sun et al., Can you really backdoor federated learning? (2019). Coordinate-wise median and trimmed mean:
 Yin et al. (ICML 2018). Krum and multi-Krum: Blanchard et al. (NeurIPS 2017). Centred clipping: Karimireddy, He & Jaggi
-(ICML 2021). The mean, norm bounding, centred clipping and multi-Krum use the sites' shares. The other rules look at
-single values or choose one site, and use no shares.
+(ICML 2021). FLTrust: Cao et al. (NDSS 2021), with a trusted site in place of images at the server. The mean, norm
+bounding, centred clipping and multi-Krum use the sites' shares. The other rules look at single values, choose one site
+or weigh by likeness, and use no shares.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from consilium.errors import StudyError
 from consilium.weights import SiteName, Weights, mean
 
-RULES = ("mean", "norm-bounding", "median", "trimmed-mean", "krum", "multi-krum", "centred-clipping")
+RULES = ("mean", "norm-bounding", "median", "trimmed-mean", "krum", "multi-krum", "centred-clipping", "fltrust")
 STEPS = 3  # of centred clipping: each moves the centre towards the honest mean
 
 
@@ -30,6 +31,7 @@ class Aggregation:
     rule: str = "mean"
     liars: int = 1  # f, the number of sites that may send false models: of trimmed mean, Krum, multi-Krum
     length: float = 0.0  # of norm bounding and centred clipping: the longest update that counts in full; 0: the median
+    trusted: str = ""  # of FLTrust: the site whose update the others are held against
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -38,15 +40,22 @@ class Aggregation:
             raise StudyError(f"[study] aggregation.liars = {self.liars}: it must be a number from 0 up.")
         if not 0 <= self.length < math.inf:
             raise StudyError(f"[study] aggregation.length = {self.length}: it must be a number from 0 up.")
+        if (self.rule == "fltrust") != bool(self.trusted):
+            raise StudyError(
+                "[study] aggregation: the rule 'fltrust' needs a site that is trusted, and no other rule has one; "
+                'write aggregation = {rule = "fltrust", trusted = "SITE"}.'
+            )
 
     def of(
         self, models: Mapping[SiteName, Weights], shares: Mapping[SiteName, float], start: Weights | None = None
     ) -> Weights:
-        """Merge several models into one; `start` is the model that all sites started from, if there is one.
+        """Merge several models into one; `start` is the model that all sites started from; None: models are changes.
 
         With too few sites for the rule (Krum needs three, and two more for every false model) a smaller f is used.
         """
         names = sorted(models)
+        if self.rule == "fltrust":
+            return trusted_mean({name: models[name] for name in names}, start, self.trusted)
         if self.rule == "mean" or len(names) < 3:
             return mean(models, shares)
         ordered = {name: models[name] for name in names}
@@ -111,4 +120,21 @@ def clipped_mean(
     return centre + mean(short, shares)
 
 
-__all__ = ["RULES", "Aggregation", "by_value", "clipped_mean", "nearest", "trimmed"]
+def trusted_mean(models: Mapping[SiteName, Weights], start: Weights | None, trusted: SiteName) -> Weights:
+    """The start plus the mean of all updates at the length of the trusted one, each weighted by its cosine with it.
+
+    Updates that point the other way have no weight. While the trusted site is away, the model stays as it was.
+    """
+    before = start if start is not None else next(iter(models.values())).zeros()
+    if trusted not in models:
+        return before
+    moved = {name: model - before for name, model in models.items()}
+    root, lengths = moved[trusted], {name: change.norm() for name, change in moved.items()}
+    if not lengths[trusted]:
+        return before
+    likeness = {name: max(0.0, change.dot(root)) / max(lengths[name], 1e-300) for name, change in moved.items()}
+    level = {name: change * (lengths[trusted] / max(lengths[name], 1e-300)) for name, change in moved.items()}
+    return before + mean(level, likeness)
+
+
+__all__ = ["RULES", "Aggregation", "by_value", "clipped_mean", "nearest", "trimmed", "trusted_mean"]

@@ -87,11 +87,29 @@ def test_centred_clipping_goes_on_from_where_it_came() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_without_liars_all_are_near_the_mean(rule: str) -> None:
     """Five sites about (1, 1), and two sites, of whom nobody can say which one lies: then it is the mean."""
+    how = Aggregation(rule, trusted="a" if rule == "fltrust" else "")
     near = {name: model(1.0 + 0.01 * i, 1.0 - 0.01 * i) for i, name in enumerate("abcde")}
     for start in (START, None):
-        assert Aggregation(rule).of(near, ALIKE, start)["w"].tolist() == pytest.approx([1.02, 0.98], abs=0.03)
+        assert how.of(near, ALIKE, start)["w"].tolist() == pytest.approx([1.02, 0.98], abs=0.03)
     two = {name: near[name] for name in "ab"}
-    assert Aggregation(rule).of(two, {"a": 3, "b": 1})["w"].tolist() == pytest.approx([1.0025, 0.9975])
+    if rule != "fltrust":  # which is told whom to trust
+        assert how.of(two, {"a": 3, "b": 1})["w"].tolist() == pytest.approx([1.0025, 0.9975])
+
+
+def test_fltrust_weighs_by_the_cosine_with_a_trusted_site_at_its_length() -> None:
+    """From (1, 1): a trusted (2, 0), b at a right angle, c half as long at 45°, d ten times as long, e turned round."""
+    start, half = model(1.0, 1.0), 0.5**0.5
+    moves = {"a": (2.0, 0.0), "b": (0.0, 2.0), "c": (half, half), "d": (20.0, 0.0), "e": (-2.0, 0.0)}
+    models = {name: model(1 + x, 1 + y) for name, (x, y) in moves.items()}
+    rule = Aggregation("fltrust", trusted="a")
+    total = 1 + half + 1  # weights of a, c and d; c at length 2 is (√2, √2)
+    want = [1 + (2 + half * 2 * half + 2) / total, 1 + half * 2 * half / total]
+    merged = rule.of(models, ALIKE, start)
+    assert merged["w"].tolist() == pytest.approx(want)
+    assert merged["count"].item() == 7
+    away = {name: models[name] for name in "bcde"}
+    assert rule.of(away, ALIKE, start).digest == start.digest  # nobody to hold them against
+    assert rule.of({**models, "a": start}, ALIKE, start).digest == start.digest
 
 
 def test_a_study_names_the_rule(federation: Path, tmp_path: Path) -> None:
@@ -101,6 +119,14 @@ def test_a_study_names_the_rule(federation: Path, tmp_path: Path) -> None:
     run = run_in_process(study, tmp_path)
     assert run.summary  # it trains, scores and is read again with its rule
     assert "trimmed-mean" in (run.folder / "study.toml").read_text()
+
+
+def test_a_trusted_site_must_train(federation: Path, tmp_path: Path) -> None:
+    how = {"rule": "fltrust", "trusted": "adda"}
+    with pytest.raises(StudyError, match=r"trusted = 'adda': no such site trains; did you mean 'ada'"):
+        run_in_process(toy_study(federation, study__aggregation=how), tmp_path)
+    study = toy_study(federation, study__aggregation={**how, "trusted": "ada"}, study__rounds=1)
+    assert run_in_process(study, tmp_path).summary
 
 
 def test_scaffold_merges_models_and_control_variates_by_the_rule() -> None:
@@ -139,6 +165,8 @@ def test_unweighted_means_have_a_rule_too(name: str, federation: Path) -> None:
         ({"rule": "krum", "liars": -1}, "fedavg", "aggregation.liars = -1"),
         ({"rule": "norm-bounding", "length": -1.0}, "fedavg", "aggregation.length = -1.0"),
         ("krum", "apple", "'apple' does not: leave it at 'mean'"),
+        ("fltrust", "fedavg", "needs a site that is trusted"),
+        ({"rule": "median", "trusted": "ada"}, "fedavg", "no other rule has one"),
     ],
 )
 def test_a_wrong_rule_is_refused(how: object, method: str, words: str, federation: Path) -> None:
