@@ -32,6 +32,7 @@ def main(data: str, rounds: int) -> None:
         job.to_server(PTFileModelPersistor(model={"path": "nested_unet.NestedUNet", "args": arguments}), id="persistor")
         job.to_server(FedAvg(num_clients=n, num_rounds=rounds, task_check_period=LOOK))
         job.to_clients(Trainer(data), tasks=["train"])
+        job.to_server({"server": {"task_request_interval": LOOK}})  # how long clients wait after a task: 2 s by default
         job.to_clients({"default_task_fetch_interval": LOOK})
         job.simulator_run(place, n_clients=n, threads=n)
 

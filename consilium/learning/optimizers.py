@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from consilium.learning.eager import without_compiler
 from consilium.local_training import Local
 from consilium.method import OptimizerState
 from consilium.site import Round
@@ -32,6 +33,7 @@ def learning_rate(local: Local, round: Round) -> float:
 
 def optimizer(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> torch.optim.Optimizer:
     """The study's optimiser; fused kernels step all parameters in one call."""
+    without_compiler()
     fused = parameters[0].device.type in ("cpu", "cuda")
     if local.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=fused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from consilium.learning.eager import without_compiler
 from consilium.learning.optimizers import load_state, read_state
 from consilium.method import OptimizerState
 from consilium.weights import Weights
@@ -17,6 +18,7 @@ def adam_step(
     parameters = [torch.nn.Parameter(weights[name].clone()) for name in names]
     for name, parameter in zip(names, parameters):
         parameter.grad = gradient[name].clone()
+    without_compiler()
     adam = torch.optim.Adam(parameters, lr)
     if state is not None:
         load_state(adam, names, parameters, state)

@@ -21,9 +21,6 @@ import threading
 from consilium.children import WORKER
 from consilium.wires.stem import FORKS
 
-# what the first step needs beside the sites' own modules: torch imports the second when an optimiser is made
-FIRST_STEP = ("consilium.wires.local_sites", "torch._dynamo")
-
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
@@ -33,8 +30,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for module in FIRST_STEP:
-        importlib.import_module(module)
+    importlib.import_module("consilium.wires.local_sites")  # what all sites need
     signal.signal(signal.SIGCHLD, _reap)
     while True:
         said, handles, *_ = socket.recv_fds(control, 4096, 2)
