@@ -15,7 +15,8 @@ from consilium.data.orientation import Axes, turned
 from consilium.errors import UserError
 from consilium.prediction import open_predictor
 from consilium.predictor import Answer, ModelChoice, Predictor, most_common
-from consilium.reports.drawings import Overlay
+from consilium.reports.drawings import Overlay, legend
+from consilium.reports.outlines import overlay
 from consilium.reports.page import write_page
 from consilium.reports.reading import RunView, read_run
 from consilium.scores.means import exact_mean
@@ -82,17 +83,15 @@ def _ranked(found: Sequence[tuple[float, str]]) -> dict[str, str]:
 def live_examples(run: Path) -> tuple[tuple[tuple[str, bytes], ...], tuple[tuple[str, str], ...]]:
     """One validation case per site, by the best state of a run that may be under way.
 
-    Captions with PNG pictures, and labels with the colours of their outlines.
+    Captions with SVG pictures, and labels with the colours of their outlines.
     """
-    from consilium.reports import figures, style
-    from consilium.reports.drawings import legend
 
     shown = list(examples(*open_predictor(run), split="valid"))
     pictures = tuple(
         (
             f"{one.site}, by the {_called(one.model)}; Dice "
             + ", ".join(f"{label} {value:.2f}" for label, value in one.dice.items()),
-            style.picture_bytes(figures.overlay(one.image, one.truth, one.prediction), dpi=120),
+            overlay(one.image, one.truth, one.prediction),
         )
         for one in shown
     )

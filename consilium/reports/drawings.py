@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.reports import figures, style
+from consilium.reports import figures, outlines, style
 from consilium.reports.comparing import cells, site_mean_interval
 from consilium.reports.comparing import elsewhere as local_elsewhere
 from consilium.reports.costs import cost_of
 from consilium.reports.curves import best_so_far, learning_curves
-from consilium.reports.embedding import EmbeddedImage, embedded
+from consilium.reports.embedding import MEDIA, EmbeddedImage, data_uri, embedded
 from consilium.reports.figures import Cost, Dot
 from consilium.reports.grouping import Group
 from consilium.reports.reading import Curve, Headline, RunView, lower_is_better
@@ -167,7 +167,8 @@ def _example(overlay: Overlay) -> EmbeddedImage:
     alt = f"Outlines of the truth and of the {overlay.model} model's prediction, {what}; Dice {scores}"
     rank = f"{overlay.rank.capitalize()}: " if overlay.rank else ""
     caption = f"{rank}{overlay.case}, {overlay.model} model; Dice {scores}"
-    return embedded(figures.overlay(overlay.image, overlay.truth, overlay.prediction), alt, "png", caption, dpi=200)
+    made = outlines.overlay(overlay.image, overlay.truth, overlay.prediction)
+    return EmbeddedImage(data_uri(made, MEDIA["svg"]), alt, outlines.WIDTH, caption, photograph=True)
 
 
 def legend(overlays: Sequence[Overlay]) -> list[tuple[str, str]]:

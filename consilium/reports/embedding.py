@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from consilium.reports.style import picture_bytes, to_bytes
+from consilium.reports.style import to_bytes
 from consilium.reports.table_texts import csv_table, latex_table
 from consilium.reports.tables import TextCell
 
@@ -26,11 +26,12 @@ class EmbeddedImage:
     alt: str
     width: int  # pixels
     caption: str = ""
+    photograph: bool = False
 
     @property
     def drawn(self) -> bool:
         """Whether it is lines on white, which a dark page may turn around; photographs stay as they are."""
-        return self.uri.startswith(f"data:{MEDIA['svg']}")
+        return not self.photograph and self.uri.startswith(f"data:{MEDIA['svg']}")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ def embedded(
     figure: Figure, alt: str, kind: Literal["svg", "png"] = "svg", caption: str = "", dpi: int = 144
 ) -> EmbeddedImage:
     width = round(96 * float(figure.get_size_inches()[0]))
-    made = to_bytes(figure, kind, dpi) if figure.axes else picture_bytes(figure, dpi)
-    return EmbeddedImage(data_uri(made, MEDIA[kind]), alt, width, caption)
+    return EmbeddedImage(data_uri(to_bytes(figure, kind, dpi), MEDIA[kind]), alt, width, caption)
 
 
 def data_uri(data: bytes, media: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.reports.style import BOUND, INK, WIDTH, as_picture, bare, label_colour, outline_of, sheet
+from consilium.reports.style import BOUND, INK, WIDTH, bare, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,29 +167,6 @@ def cost_bars(costs: Sequence[Cost], colour: Mapping[str, str]) -> Figure:
             axes.set_yticks(range(len(costs)), [cost.name for cost in costs])
             bare(axes)
         return figure
-
-
-def overlay(
-    image: NDArray[Any], truth: Mapping[str, NDArray[np.bool_]], prediction: Mapping[str, NDArray[np.bool_]]
-) -> Figure:
-    """An image (H, W) or (H, W, 3), nothing around it; a colour per label, the truth solid, the prediction dashed."""
-    from matplotlib.figure import Figure
-    from matplotlib.image import BboxImage
-    from matplotlib.transforms import Affine2D
-
-    height, width = image.shape[:2]
-    figure = Figure(figsize=(2.4, 2.4 * height / width))  # no axes: to make them takes longer than to draw
-    picture, shown = BboxImage(figure.bbox, origin="upper"), as_picture(image)
-    picture.set_data(shown if shown.ndim == 3 else np.repeat(shown[..., None], 3, axis=2))
-    figure.add_artist(picture)
-    placed = Affine2D().translate(0.5, 0.5).scale(1 / width, -1 / height).translate(0, 1) + figure.transFigure
-    for i, label in enumerate(truth):
-        for masks, dash in ((truth, "solid"), (prediction, "dashed")):
-            if label in masks and masks[label].any():
-                lines = outline_of(masks[label], label_colour(i), dash)
-                lines.set_transform(placed)
-                figure.add_artist(lines)
-    return figure
 
 
 def dice(truth: NDArray[np.bool_], prediction: NDArray[np.bool_]) -> float:

@@ -70,16 +70,6 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"] = "svg", dpi: int = 144
     return stream.getvalue()
 
 
-def picture_bytes(figure: Figure, dpi: int = 144) -> bytes:
-    """A figure without axes as a PNG file, drawn once; `savefig` draws it twice to lay it out."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    stream = io.BytesIO()
-    figure.set_dpi(dpi)
-    FigureCanvasAgg(figure).print_png(stream, metadata={"Software": None})
-    return stream.getvalue()
-
-
 @contextmanager
 def sheet(height: float, width: float = WIDTH) -> Iterator[Figure]:
     import matplotlib

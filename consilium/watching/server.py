@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _picture(self, number: str) -> None:
         pictures = self.server.source.examples().pictures
         if number.isdecimal() and int(number) < len(pictures):
-            self._answer(pictures[int(number)][1], "image/png")
+            self._answer(pictures[int(number)][1], "image/svg+xml")
         else:
             self._answer(b"there is no such picture\n", "text/plain", HTTPStatus.NOT_FOUND)
 
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header(
             "Content-Security-Policy",
-            "default-src 'none'; img-src 'self'; connect-src 'self'; "
+            "default-src 'none'; img-src 'self' data:; connect-src 'self'; "
             "style-src 'unsafe-inline'; script-src 'unsafe-inline'",
         )
         self.end_headers()

@@ -17,7 +17,7 @@ from consilium.watching.server import WatchServer
 from consilium.watching.sources import CurrentExamples, RunSource
 from tests.watching.journals import write_run
 
-PICTURE = b"\x89PNG one"
+PICTURE = b"<svg/>"
 
 
 class Pictured(RunSource):
