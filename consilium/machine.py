@@ -9,6 +9,8 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +26,17 @@ from consilium.errors import StudyError
 def default_workers() -> int:
     """One process per core this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """Compute with this many threads; the number changes the last bits of what a network answers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_device(wanted: str, index: int) -> str:

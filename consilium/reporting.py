@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from consilium.audit.leaks import leak_page
 from consilium.data.orientation import Axes, turned
 from consilium.errors import UserError
+from consilium.machine import threads_of_torch
 from consilium.prediction import open_predictor
 from consilium.predictor import Answer, ModelChoice, Predictor, most_common
 from consilium.reports.drawings import Overlay, legend
@@ -114,7 +115,8 @@ def examples(
             image = torch.from_numpy(np.array(arrays.image(i)))
             mask = torch.from_numpy(np.array(arrays.truth(i)))
             sliced = bool(study.preprocess.slices)
-            answer = predictor.answer(image.transpose(0, 1) if sliced else image[None], volume=sliced)
+            with threads_of_torch(study.local.threads):  # as in scoring
+                answer = predictor.answer(image.transpose(0, 1) if sliced else image[None], volume=sliced)
             output = answer.output.transpose(0, 1) if sliced else answer.output[0]
             truth, found = task.channels_of(mask[None])[0], task.decided_channels(output)
             marks = task.score(output, mask, full=False, labels=arrays.labels(i))

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from consilium.data.cache import SiteArrays, open_site
 from consilium.data.cases import Cases
 from consilium.data.site_folder import Case, Federation, SiteFolder
 from consilium.errors import NotForOutsiders
+from consilium.machine import threads_of_torch
 from consilium.policy import Permissive, simulated_secret
 from consilium.predictor import Predictor
 from consilium.site import Roster, Site
@@ -50,13 +49,8 @@ def time_steps(study: Study, federation: Federation, site: SiteName, roster: Ros
 
     A phase in which the site waits for others is left out; it counts as the dearest of the others.
     """
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(study.local.threads)
-        with tempfile.TemporaryDirectory(prefix="consilium-") as place:
-            return _timed(study, federation, site, roster, device, Path(place))
-    finally:
-        torch.set_num_threads(threads)
+    with threads_of_torch(study.local.threads), tempfile.TemporaryDirectory(prefix="consilium-") as place:
+        return _timed(study, federation, site, roster, device, Path(place))
 
 
 def _timed(study: Study, federation: Federation, name: SiteName, roster: Roster, device: str, place: Path) -> StepTimes:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from consilium.engine.active import ActiveRun, Wire, opened, round3, say_hello
 from consilium.engine.ending import finish
 from consilium.engine.rounds import Event, collect, merged_state, send
 from consilium.engine.scoring import score_if_due
 from consilium.errors import UserError
+from consilium.machine import threads_of_torch
 from consilium.method import Phase
 from consilium.privacy.past import EMPTY, History
 from consilium.run_folder import RunFolder, disk_errors
@@ -25,11 +24,10 @@ from consilium.weights import SiteName
 
 def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
     """Train a study to its end, from the current state of its run folder; returns the summary."""
-    threads = torch.get_num_threads()
     with folder.locked(), disk_errors(folder.path):
         try:
-            torch.set_num_threads(1)  # averaging is limited by memory bandwidth, and the sites need the cores
             with (
+                threads_of_torch(1),  # averaging is limited by memory bandwidth, and the sites need the cores
                 tracked(study.plan.track, folder.path, study.tables(), folder.warn) as show,
                 folder.journal.shown_to(show),
             ):
@@ -39,7 +37,6 @@ def run(study: Study, wire: Wire, folder: RunFolder) -> Mapping[str, Any]:
                 folder.remove()  # a rejected study leaves no folder
             raise
         finally:
-            torch.set_num_threads(threads)
             wire.close()
 
 

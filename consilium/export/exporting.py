@@ -25,6 +25,7 @@ from consilium.export.models import Model, Released, released, whole_models
 from consilium.export.network import Portable, portable
 from consilium.export.package import FOLDER, write_package
 from consilium.files import write_json, write_text
+from consilium.machine import threads_of_torch
 from consilium.predictor import Predictor
 from consilium.reports.reading import read_run
 from consilium.run_folder import RunFolder
@@ -127,7 +128,7 @@ def _gaps(draft: Path, study: Study, network: Portable, out: Released) -> dict[s
     images = _probe(study, network)
     site = out.models[0].of if out.models and all(model.of for model in out.models) else ""
     answering = out.predictor.of_site(site) if site else out.predictor
-    with _one_thread():  # as in the fresh process: the number of threads changes the last bits
+    with threads_of_torch(1):  # as in the fresh process: the number of threads changes the last bits
         whole = answering.answer(images).output
     return _compared(draft, study, images, out.models, {f"{fresh.PACKAGE}:{site}" if site else fresh.PACKAGE: whole})
 
@@ -135,7 +136,7 @@ def _gaps(draft: Path, study: Study, network: Portable, out: Released) -> dict[s
 def _compared(
     draft: Path, study: Study, images: Tensor, models: Sequence[Model], expected: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    with _one_thread():
+    with threads_of_torch(1):
         bundles = {model.name: _bare(study).infer(model.weights, images) for model in models}
     gaps = _in_a_fresh_process(draft, {fresh.IMAGES: images, **bundles, **expected})
     for name, gap in gaps.items():
@@ -143,16 +144,6 @@ def _compared(
         if not gap <= limit:
             raise WorkError(f"the exported '{name}' differs from the run's model by {gap:g}; nothing was exported.")
     return gaps
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _bare(study: Study) -> Task:

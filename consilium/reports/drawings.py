@@ -199,7 +199,10 @@ def cost_grid(every: Sequence[Group]) -> list[list[TextCell]]:
     return [[TextCell(text) for text in row] for row in (heads, *rows)]
 
 
-def cost_picture(every: Sequence[Group], tint: Tints) -> EmbeddedImage:
+def cost_picture(every: Sequence[Group], tint: Tints) -> EmbeddedImage | None:
+    """Methods side by side; one alone has nothing to be compared with."""
+    if len(every) < 2:
+        return None
     found = costs(every)
     words = [f"{c.name}: {c.up_mb:.0f} MB up, {c.down_mb:.0f} MB down, {c.minutes:.1f} minutes" for c in found]
     return embedded(figures.cost_bars(found, tint), "; ".join(words))
