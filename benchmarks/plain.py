@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consilium.data.cache import SiteArrays, open_site
+from consilium.data.cache import open_site
+from consilium.data.site_arrays import SiteArrays
 from consilium.randomness import numpy_generator, torch_generator
 from consilium.study import Study
 from consilium.study_reading import load_study

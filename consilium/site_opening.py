@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from consilium import __version__
-from consilium.data.cache import SiteArrays, open_site, table_hash
+from consilium.data.cache import open_site, table_hash
 from consilium.data.cache_pieces import Progress
 from consilium.data.cases import Cases
 from consilium.data.preprocess import fingerprint
+from consilium.data.site_arrays import SiteArrays
 from consilium.data.site_folder import Federation
 from consilium.local_norm import LocalNorm
 from consilium.machine import check_compiler, pick_device

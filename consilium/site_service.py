@@ -20,10 +20,11 @@ from pathlib import Path
 from consilium.data.site_folder import Federation
 from consilium.errors import DataError, RunError, StudyError, UserError, WorkError
 from consilium.files import append_lines, make_folder, write_bytes
+from consilium.left_lines import now
 from consilium.machine import peak_memory_mb
 from consilium.messages import AnswerHead, Request, roster_of
 from consilium.outgoing import Outgoing, SiteRules, leave
-from consilium.policy import Policy, Refused, now
+from consilium.policy import Policy, Refused
 from consilium.privacy.dp import NotFinite, refuse_not_finite
 from consilium.site import Round
 from consilium.site_opening import open_at, site_facts

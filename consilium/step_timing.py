@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from consilium.data.cache import SiteArrays, open_site
+from consilium.data.cache import open_site
 from consilium.data.cases import Cases
+from consilium.data.site_arrays import SiteArrays
 from consilium.data.site_folder import Case, Federation, SiteFolder
 from consilium.errors import NotForOutsiders
 from consilium.machine import threads_of_torch

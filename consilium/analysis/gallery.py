@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from consilium.analysis.figures import SPLIT_WORDS
 from consilium.analysis.finding import Finding, Options, Say
 from consilium.analysis.opening import OpenRun, Runs
-from consilium.data.cache import SiteArrays
 from consilium.data.orientation import turned
+from consilium.data.site_arrays import SiteArrays
 from consilium.reports.style import INK, TRUTH, WIDTH, as_picture, bare, outline, sheet
 from consilium.site_opening import open_arrays
 from consilium.tasks.segmentation import Segmentation

@@ -14,8 +14,9 @@ from consilium.analysis.opening import OpenRun
 from consilium.audit.statistics import Numbers
 from consilium.audit.targets import Target
 from consilium.batch import Batch
-from consilium.data.cache import SiteArrays, open_site
+from consilium.data.cache import open_site
 from consilium.data.cases import Cases
+from consilium.data.site_arrays import SiteArrays
 from consilium.learning.uncertainty import uncertainty
 from consilium.randomness import numpy_generator
 from consilium.task import Task

@@ -40,7 +40,8 @@ def review(
     """
     from consilium.consent import APPROVED, REJECTED, Decision, Decisions, study_digest
     from consilium.hospital import read_hospital
-    from consilium.policy import now, read_key
+    from consilium.left_lines import now
+    from consilium.policy import read_key
     from consilium.reviewing import in_words
 
     if approve and reject:

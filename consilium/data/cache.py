@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,95 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.data.cache_pieces import Progress, pieces_of
-from consilium.data.cache_place import SETTLED, cache_root
-from consilium.data.examining import file_hash
-from consilium.data.formats import ImageError, stack_of
-from consilium.data.images import files_of
-from consilium.data.orientation import RADIOLOGICAL, Axes, axes_between
-from consilium.data.preprocess import Preprocess, Undo, fingerprint
-from consilium.data.profile import DataProfile, ImageFacts, profile_of
+from consilium.data.cache_place import cache_root
+from consilium.data.file_hashes import FileHashes, sealed, short_digest, unsealed
+from consilium.data.preprocess import Preprocess, fingerprint
+from consilium.data.site_arrays import SiteArrays
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError
 from consilium.fields import nearest
-from consilium.files import make_folder, write_bytes
+from consilium.files import make_folder
 
 ARRAYS = ("images.bin", "masks.bin")
 LAYOUT = 2  # raise it when the files of the cache change
 ALIGN = 64  # bytes: sums in some libraries depend on where an array starts
 ABANDONED = 24 * 3600  # s: a build this old was killed
 FORGOTTEN = 30 * ABANDONED  # s: nobody goes on with it
-
-
-@dataclass(frozen=True)
-class SiteArrays:
-    """A site's preprocessed cases, in table order."""
-
-    cases: tuple[Case, ...]
-    folder: Path
-    _images: NDArray[np.float32]  # the whole of images.bin
-    _masks: NDArray[np.uint8]  # the whole of masks.bin
-    _index: tuple[Mapping[str, Any], ...]
-    _shown: NDArray[np.uint8] | None  # mask value -> value this site may show; None: all of them
-    annotated: tuple[str, ...]  # the labels that training and validation masks show
-    complete: tuple[str, ...] | None = None  # the labels that test masks show; None: those annotated
-
-    def __len__(self) -> int:
-        return len(self.cases)
-
-    def indices(self, split: str, unlabelled: bool = False) -> list[int]:
-        """The cases of a split; those without a mask only where they are asked for."""
-        return [i for i, c in enumerate(self.cases) if c.split == split and (unlabelled or c.label is not None)]
-
-    def image(self, i: int) -> NDArray[np.float32]:
-        """Case `i` as (channels, *spatial), a read-only view into the file."""
-        return _cut(self._images, self._index[i]["image"])
-
-    def truth(self, i: int) -> NDArray[np.uint8] | int:
-        """The mask (*spatial), read-only, without the labels this site does not annotate; or the class index.
-
-        Of a case without a mask it is empty: all is unknown in it.
-        """
-        entry = self._index[i]
-        if "class" in entry:
-            return int(entry["class"])
-        if "mask" not in entry:
-            return np.zeros(entry["image"]["shape"][1:], dtype=np.uint8)
-        mask = _cut(self._masks, entry["mask"])
-        if self._shown is None or self._is_complete(i):
-            return mask
-        shown: NDArray[np.uint8] = self._shown[mask]
-        shown.flags.writeable = False
-        return shown
-
-    def labels(self, i: int) -> tuple[str, ...]:
-        """What the truth of case `i` shows; all else is unknown in it."""
-        if self.cases[i].label is None:
-            return ()
-        return self.complete if self.complete is not None and self._is_complete(i) else self.annotated
-
-    def _is_complete(self, i: int) -> bool:
-        return self.complete is not None and self.cases[i].split == "test"
-
-    def spacing(self, i: int) -> tuple[float, ...] | None:
-        """The size of a preprocessed voxel in mm; None if the file does not say."""
-        found = self._index[i].get("spacing")
-        return None if found is None else tuple(found)
-
-    def display_axes(self, i: int, orientation: str) -> Axes:
-        """How arrays of case `i` in the study's `orientation` ("": as stored) turn into the radiological one.
-
-        () of a picture, and of a volume whose file does not say its orientation: it is shown as it is stored.
-        """
-        stored = str(self._index[i]["facts"]["orientation"])
-        return axes_between(stored and (orientation or stored), RADIOLOGICAL)
-
-    def profile(self, split: str) -> DataProfile | None:
-        """The ranges over the cases of a split."""
-        return profile_of([ImageFacts.from_json(self._index[i]["facts"]) for i in self.indices(split, unlabelled=True)])
-
-    def undo(self, i: int) -> Undo:
-        """How to go back to the picture's own grid."""
-        return Undo.from_json(self._index[i]["undo"])
 
 
 def open_site(
@@ -197,7 +120,7 @@ def _shown(federation: Federation, annotated: tuple[str, ...]) -> NDArray[np.uin
 
 
 def _key(federation: Federation, site: SiteFolder, how: Preprocess, root: Path, workers: int = 1) -> str:
-    hashes = _Hashes(root / "files" / f"{site.name}-{_digest(os.path.realpath(site.folder))}.json", site.folder)
+    hashes = FileHashes(root / "files" / f"{site.name}-{short_digest(os.path.realpath(site.folder))}.json", site.folder)
 
     def content(case: Case) -> tuple[str, str | None]:
         return hashes.of(case.image), hashes.of(case.label) if isinstance(case.label, Path) else case.label
@@ -213,49 +136,7 @@ def _key(federation: Federation, site: SiteFolder, how: Preprocess, root: Path, 
         raise
     hashes.save()
     kind = (LAYOUT, federation.task, federation.labels, federation.dimensions, federation.channels)
-    return _digest(json.dumps([kind, fingerprint(how), contents]))
-
-
-class _Hashes:
-    """The content hash of files, read again only when size or times changed."""
-
-    def __init__(self, path: Path, site: Path) -> None:
-        self.path = path
-        self.site = f"{site}{os.sep}"
-        try:
-            known = _unsealed(path)["files"]
-        except (OSError, ValueError, KeyError, TypeError):
-            known = {}  # damaged, or of version 0.1: the files are read again
-        self.known: dict[str, list[Any]] = known
-        self.fresh: dict[str, list[Any]] = {}
-        self.stacks: dict[Path, str] = {}
-
-    def of(self, path: Path) -> str:
-        file, place = stack_of(path)
-        if place is None:
-            return self._of_file(path)
-        if file not in self.stacks:
-            self.stacks[file] = self._of_file(file)
-        return f"{self.stacks[file]}#{place}"
-
-    def _of_file(self, path: Path) -> str:
-        name = str(path).removeprefix(self.site)  # the folder may be written in two ways
-        try:
-            stats = [part.stat() for part in files_of(path)]
-            stamp = [value for s in stats for value in (s.st_size, s.st_mtime_ns, s.st_ctime_ns)]
-            before = self.known.get(name, [])
-            digest = str(before[-1]) if before[:-1] == stamp else file_hash(path)
-        except (ImageError, OSError):
-            return "unreadable"  # building says why, in words
-        if max(s.st_mtime_ns for s in stats) < time.time_ns() - SETTLED:
-            self.fresh[name] = [*stamp, digest]
-        return digest
-
-    def save(self, whole: bool = True) -> None:
-        """Keeps what is known; where not all files were asked for, also what was known of the others."""
-        told = self.fresh if whole else {**self.known, **self.fresh}
-        if told != self.known:
-            write_bytes(_sealed({"files": told}), self.path, private=True)
+    return short_digest(json.dumps([kind, fingerprint(how), contents]))
 
 
 def _open(
@@ -267,7 +148,7 @@ def _open(
 ) -> SiteArrays | None:
     """The arrays in a folder, or None if anything is missing, damaged or without a digest, as in version 0.1."""
     try:
-        index = _unsealed(folder / "index.json")
+        index = unsealed(folder / "index.json")
         entries = tuple(index["cases"])
         if len(entries) != len(site.cases) or not all(_is_sound(folder / n, index["sha256"][n]) for n in ARRAYS):
             return None
@@ -348,20 +229,7 @@ def _build(
             entries.append(entry)
     refuse(faults, f"the images of site {site.name!r}")
     digests = {name: _content(folder / name) for name in ARRAYS}
-    (folder / "index.json").write_bytes(_sealed({"sha256": digests, "cases": entries}))
-
-
-def _sealed(facts: Mapping[str, Any]) -> bytes:
-    """Facts as JSON with a digest of them."""
-    return json.dumps({**facts, "digest": _digest(json.dumps(facts))}).encode()
-
-
-def _unsealed(path: Path) -> dict[str, Any]:
-    """The facts in a file; `ValueError` if they are not what was written."""
-    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if facts.pop("digest") != _digest(json.dumps(facts)):
-        raise ValueError(f"{path} is damaged")
-    return facts
+    (folder / "index.json").write_bytes(sealed({"sha256": digests, "cases": entries}))
 
 
 _checked: dict[Path, tuple[str, int, int, int]] = {}  # files this process has read through, and their stamps then
@@ -391,18 +259,8 @@ def _append(file: BinaryIO, array: NDArray[Any]) -> dict[str, Any]:
     return {"start": start, "shape": array.shape}
 
 
-def _cut(whole: NDArray[Any], place: Mapping[str, Any]) -> NDArray[Any]:
-    shape = place["shape"]
-    start = place["start"]
-    return whole[start : start + math.prod(shape)].reshape(shape)
-
-
 def _map(path: Path) -> NDArray[np.uint8]:
     """A file as read-only bytes in memory; an empty file cannot be mapped."""
     if path.stat().st_size == 0:
         return np.zeros(0, dtype=np.uint8)
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consilium.batch import Batch
-from consilium.data.cache import SiteArrays
 from consilium.data.preprocess import shape_text
+from consilium.data.site_arrays import SiteArrays
 from consilium.errors import DataError
 from consilium.learning.augment import augment
 from consilium.randomness import derive, numpy_generator

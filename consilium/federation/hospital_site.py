@@ -14,10 +14,12 @@ from consilium.caps import largest_order
 from consilium.errors import StudyError
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import Hospital
+from consilium.hospital_policy import HospitalPolicy
+from consilium.left_lines import log_failure, now
 from consilium.machine import check_compiler, machine_memory, pick_device
 from consilium.messages import AnswerHead, Request
 from consilium.plan import Plan
-from consilium.policy import HospitalPolicy, Refused, log_failure, now, read_key
+from consilium.policy import Refused, read_key
 from consilium.site_service import OpenedStudy, SiteService, write_error
 from consilium.transport import packed, unpacked
 from consilium.tree import Packet, PacketError

@@ -22,7 +22,7 @@ from consilium.federation.order_door import Arrived, OrderDoor
 from consilium.federation.parts import confirmed, cut
 from consilium.federation.signed_releases import checker
 from consilium.hospital import hospital_path, read_hospital
-from consilium.policy import now
+from consilium.left_lines import now
 from consilium.site_service import write_error
 from consilium.wires.flare import ANSWER, ORDER, patience
 

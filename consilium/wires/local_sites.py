@@ -8,9 +8,11 @@ from typing import Annotated
 
 from consilium import packet_files
 from consilium.hospital import RULES, read_hospital
+from consilium.hospital_policy import HospitalPolicy
 from consilium.learning.training_networks import training_network
+from consilium.left_lines import log_failure
 from consilium.messages import AnswerHead, Request
-from consilium.policy import HospitalPolicy, Permissive, Policy, log_failure, simulated_secret
+from consilium.policy import Permissive, Policy, simulated_secret
 from consilium.ranges import Text
 from consilium.site_opening import place_in
 from consilium.site_service import OpenedStudy, SiteAnswer, SiteService

@@ -13,9 +13,10 @@ from consilium import caps
 from consilium.caps import needs_of, too_large
 from consilium.errors import StudyError
 from consilium.hospital import Limits, read_hospital
+from consilium.hospital_policy import HospitalPolicy
 from consilium.messages import POLICY, REASONS
 from consilium.methods import METHODS
-from consilium.policy import HospitalPolicy, Refused
+from consilium.policy import Refused
 from consilium.stopwatch import OverTime, Stopwatch
 from consilium.study import Study
 from consilium.timeline import first_rounds, timeline

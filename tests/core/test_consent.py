@@ -13,8 +13,9 @@ from consilium.cli.main import main
 from consilium.consent import APPROVED, FOLDER, REJECTED, WAITING, Decision, Decisions, study_digest
 from consilium.errors import StudyError
 from consilium.hospital import Limits, read_hospital
+from consilium.hospital_policy import HospitalPolicy
 from consilium.messages import REASONS, Request
-from consilium.policy import HospitalPolicy, Refused, read_key
+from consilium.policy import Refused, read_key
 from consilium.reviewing import printable
 from consilium.study import Study
 from tests.core.test_rehearsal import events, hospital, rehearse

@@ -11,8 +11,9 @@ import pytest
 
 from consilium.cli.main import main
 from consilium.hospital import Limits
+from consilium.hospital_policy import HospitalPolicy
 from consilium.left_log import HEAD, LOG, UNKNOWN, append, check_chain, left
-from consilium.policy import HospitalPolicy, Refused
+from consilium.policy import Refused
 from tests.core.test_outgoing import send
 from tests.toy import toy_study
 

@@ -14,11 +14,12 @@ import torch
 from consilium import outgoing
 from consilium.errors import DataError
 from consilium.hospital import Limits
+from consilium.hospital_policy import HospitalPolicy
 from consilium.left_log import left
 from consilium.local_norm import LocalNorm
 from consilium.messages import AnswerHead, Request, ScoredModel, ScoreSheet, SiteFacts
 from consilium.outgoing import STEPS, Outgoing, SiteRules
-from consilium.policy import HospitalPolicy, Permissive, Refused, read_key
+from consilium.policy import Permissive, Refused, read_key
 from consilium.privacy.accounting import epsilon
 from consilium.privacy.dp import NotFinite
 from consilium.privacy.ledger import ledger, total

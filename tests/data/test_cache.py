@@ -19,11 +19,12 @@ import pytest
 from PIL import Image
 
 from consilium.data import cache as cache_module
-from consilium.data import cache_pieces
-from consilium.data.cache import SiteArrays, open_site
+from consilium.data import cache_pieces, file_hashes
+from consilium.data.cache import open_site
 from consilium.data.cache_place import cache_root
 from consilium.data.mask_files import invert
 from consilium.data.preprocess import Preprocess
+from consilium.data.site_arrays import SiteArrays
 from consilium.data.site_folder import Case, read_federation
 from consilium.data.site_writing import write_federation_toml, write_site
 from consilium.errors import DataError, StudyError, WorkError
@@ -111,9 +112,9 @@ def test_classes_are_indices(tmp_path: Path) -> None:
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reads: list[str] = []
-    examine, file_hash = cache_pieces.examine, cache_module.file_hash
+    examine, file_hash = cache_pieces.examine, file_hashes.file_hash
     monkeypatch.setattr(cache_pieces, "examine", lambda *a: (reads.append("decoded"), examine(*a))[1])
-    monkeypatch.setattr(cache_module, "file_hash", lambda path: (reads.append("hashed"), file_hash(path))[1])
+    monkeypatch.setattr(file_hashes, "file_hash", lambda path: (reads.append("hashed"), file_hash(path))[1])
     return reads
 
 
@@ -218,10 +219,10 @@ def damage(folder: Path, how: str) -> None:
     elif how == "index of another shape":
         (folder / "index.json").write_text(json.dumps({"cases": {}}))
     elif how == "a case missing":
-        index = cache_module._unsealed(folder / "index.json")
-        (folder / "index.json").write_bytes(cache_module._sealed({**index, "cases": index["cases"][1:]}))
+        index = file_hashes.unsealed(folder / "index.json")
+        (folder / "index.json").write_bytes(file_hashes.sealed({**index, "cases": index["cases"][1:]}))
     elif how == "of 0.1":
-        index = cache_module._unsealed(folder / "index.json")
+        index = file_hashes.unsealed(folder / "index.json")
         sizes = {name: (folder / name).stat().st_size for name in cache_module.ARRAYS}
         (folder / "index.json").write_text(json.dumps({"sizes": sizes, "cases": index["cases"]}))
     elif how == "images empty":

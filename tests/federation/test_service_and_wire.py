@@ -29,12 +29,14 @@ from consilium.federation.forecasting import forecast_study
 from consilium.federation.hospital_site import ClosedSite, HospitalSite
 from consilium.fields import plain
 from consilium.hospital import Hospital, Limits, read_hospital
+from consilium.hospital_policy import HospitalPolicy
+from consilium.left_lines import log_failure
 from consilium.left_log import LOG
 from consilium.left_log import left as log_of
 from consilium.messages import AnswerHead, Envelope, Request
 from consilium.methods import METHODS
 from consilium.methods.apple import split_parameters
-from consilium.policy import HospitalPolicy, Refused, log_failure
+from consilium.policy import Refused
 from consilium.prediction import open_at_hospital, trained_on_at_hospital
 from consilium.run_folder import RunFolder
 from consilium.site import Round
