@@ -8,6 +8,7 @@ import re
 import textwrap
 import types
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
@@ -131,13 +132,17 @@ def _in_words(hint: Any) -> str:
 
 def _comments(kind: type) -> dict[str, str]:
     """The comment on the line of each field, in the class or in a parent class."""
+    return {name: said for parent in reversed(kind.__mro__[:-1]) for name, said in _own_comments(parent).items()}
+
+
+@cache  # Python parses the whole file to find a class in it
+def _own_comments(kind: type) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for parent in reversed(kind.__mro__[:-1]):
-        for line in textwrap.dedent(inspect.getsource(parent)).splitlines():
-            code, _, comment = line.partition("  # ")
-            name, colon, _ = code.removeprefix("    ").partition(":")
-            if colon and comment and name.isidentifier():  # deeper lines, of nested classes, start with a space
-                found[name] = comment.strip()
+    for line in textwrap.dedent(inspect.getsource(kind)).splitlines():
+        code, _, comment = line.partition("  # ")
+        name, colon, _ = code.removeprefix("    ").partition(":")
+        if colon and comment and name.isidentifier():  # deeper lines, of nested classes, start with a space
+            found[name] = comment.strip()
     return found
 
 

@@ -25,20 +25,21 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 @cache  # evaluating the annotations took half of the time to read a study
-def _hints(kind: Callable[..., Any]) -> Mapping[str, Any]:
+def hints(kind: Callable[..., Any]) -> Mapping[str, Any]:
+    """The types of a dataclass's fields."""
     return get_type_hints(kind)
 
 
 def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str, about: str = "") -> T:
     """A dataclass from a TOML table, with every key and type checked."""
-    hints = _hints(kind)
+    types_of = hints(kind)
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     values = {}
     for key, value in table.items():
         if key not in known:
             choices = sorted([*known, "name"] if about else known)
             raise StudyError(f"[{section}]{about} has no key '{key}'; {nearest(key, choices)}")
-        values[key] = _typed(value, hints[key], f"[{section}] {key}")
+        values[key] = _typed(value, types_of[key], f"[{section}] {key}")
     missing = [
         f.name for f in fields(kind)  # type: ignore[arg-type]
         if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING

@@ -119,7 +119,7 @@ class Task(ABC):
         return replace(self, device=device)  # type: ignore[type-var]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _blueprint(task: Task, kind: str, labels: tuple[str, ...] | None) -> tuple[Weights, frozenset[str]]:
     """A network's weights on the meta device, and its parameters' names; cached."""
     with torch.device("meta"):

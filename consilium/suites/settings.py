@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from consilium.data.preprocess import Preprocess
 from consilium.errors import StudyError
-from consilium.fields import nearest
+from consilium.fields import hints, nearest
 from consilium.legacy import current_key
 from consilium.local_training import Local
 from consilium.method import Method
@@ -109,7 +109,7 @@ def _names_of(kinds: Sequence[type[Method]], value: Any) -> set[str]:
 
 def _module(kinds: Sequence[type[Method]], name: str) -> Any:
     """The dataclass of a method's module of that name, or None."""
-    found = (get_type_hints(kind).get(name) for kind in kinds)
+    found = (hints(kind).get(name) for kind in kinds)
     return next((hint for hint in found if is_dataclass(hint)), None)
 
 
