@@ -12,8 +12,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: toys ar
 
 import pytest
 
-from tests.toy import write_organs, write_toy
-
 TESTS = Path(__file__).parent
 ONE_PROCESS = ("analysis", "architecture", "cli", "reports")  # folders whose files share runs or parsed sources
 
@@ -58,12 +56,16 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.toy import write_toy  # not above: the process that only hands out tests need not load torch
+
     return write_toy(tmp_path_factory.mktemp("toy") / "federation")
 
 
 @pytest.fixture(scope="session")
 def organs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three sites that annotate a disc, a square, and both."""
+    from tests.toy import write_organs
+
     return write_organs(tmp_path_factory.mktemp("organs") / "true", splits=("train",) * 8 + ("valid", "valid", "test"))
 
 
@@ -74,3 +76,13 @@ def pool() -> Iterator[object]:
 
     with Pool(2) as pool:
         yield pool
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but neither laid out nor drawn, which takes most of a page's time: for tests of its words."""
+    from matplotlib.figure import Figure
+
+    blank = b'<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt"/>'
+    monkeypatch.setattr(Figure, "draw_without_rendering", lambda figure: None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, stream, **how: stream.write(blank))

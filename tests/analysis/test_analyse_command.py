@@ -51,6 +51,7 @@ def test_the_same_run_gives_the_same_bytes(finished: Mapping[str, Path], tmp_pat
     assert [path.read_bytes() for path in made[0]] == [path.read_bytes() for path in made[1]]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_selector_gets_what_suits_it(finished: Mapping[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished["fedavg"], run)
@@ -76,6 +77,7 @@ def test_several_runs(finished: Mapping[str, Path], tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_mistakes_are_sentences(finished: Mapping[str, Path], tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="there is no analysis 'gama'; did you mean 'gamma'"):
         analyse([finished["guest"]], ["gama"])
@@ -109,6 +111,7 @@ def test_data_that_moved_are_asked_for(finished: Mapping[str, Path], tmp_path: P
         analyse([run])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_memories_is_still_readable(finished: Mapping[str, Path], tmp_path: Path) -> None:
     """As one fetched from a real federation, whose sites keep their memories."""
     run = tmp_path / "run"

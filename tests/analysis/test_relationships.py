@@ -102,6 +102,7 @@ def test_a_run_without_memories_has_no_map(apple: Path, tmp_path: Path) -> None:
     assert title not in (tmp_path / "without.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_of_an_analysed_run_shows_them_once(apple: Path, tmp_path: Path) -> None:
     """With all four figures of the analysis, and what the numbers mean."""
     copy = tmp_path / "run"

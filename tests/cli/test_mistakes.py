@@ -269,6 +269,7 @@ def test_damaged_scores_are_refused(copy: Callable[..., Path]) -> None:
     refused(call("resume", run, "--workers", 0), "scores.csv")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_resume_writes_a_damaged_summary_again(copy: Callable[..., Path]) -> None:
     run = copy(open=False)
     cut(run / "summary.json")

@@ -171,6 +171,7 @@ def test_progress_shows_the_phase_by_itself(federation: Path, tmp_path: Path) ->
     assert first == f"{name}: continuing after round 2 of 3 rounds at 3 sites (ada 1, bea 2, cid 6)"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_counts_the_papers_rounds(federation: Path, tmp_path: Path) -> None:
     study = counting_study(federation, teacher=2, away={"cid": ("teacher", 1)})
     folder = go(study, Desk(SITES, value=value), tmp_path)

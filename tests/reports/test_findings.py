@@ -13,6 +13,8 @@ from consilium.errors import RunError
 from consilium.reports.page import write_page
 from consilium.reports.reading import read_run
 
+pytestmark = pytest.mark.usefixtures("undrawn")  # the figures here are made up
+
 SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
 SVG = '<svg height="72pt" width="144pt" xmlns="http://www.w3.org/2000/svg"><rect/></svg>'
 

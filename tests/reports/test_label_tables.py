@@ -62,6 +62,7 @@ def test_the_mean_after_clean_up_stands_beside(four: list[RunView]) -> None:
     assert found[-1] and found[-2] and found[-1].value == pytest.approx(found[-2].value + 0.01)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_has_them(four: list[RunView], tmp_path: Path) -> None:
     write_page(four, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

@@ -114,6 +114,7 @@ def test_tables_can_be_saved_for_spreadsheets_and_papers(page: str, four: list[R
     assert b64decode(files["scores.tex"]).decode().startswith("\\begin{tabular}{l")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_folder_of_this_machine_is_on_the_page(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder = run_folder("fedavg", sites=SMALL)
     text = (folder / "study.toml").read_text()
@@ -141,6 +142,7 @@ def test_paths_lose_their_folders(text: str, left: str) -> None:
     assert unplaced(text) == left
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_number_of_cases_stands_beside_every_site(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder = run_folder("fedavg", sites=SMALL)
     origin = json.loads((folder / "origin.json").read_text())
@@ -226,12 +228,14 @@ def test_names_are_escaped(run_folder: Callable[..., Path], tmp_path: Path) -> N
     assert "&lt;script&gt;" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_sections_without_data_are_left_out(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     write_page([read_run(run_folder("fedavg", sites=SMALL))], tmp_path / "p.html")
     headings = Page((tmp_path / "p.html").read_text(encoding="utf-8")).headings
     assert headings == ["Site by site", "Learning curves", "Label by label", "Cost", "The study", "How to read this"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_unfinished_run_still_has_a_page(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     write_page([read_run(run_folder("fedavg", sites=SMALL, finished=False))], tmp_path / "p.html")
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
@@ -239,6 +243,7 @@ def test_an_unfinished_run_still_has_a_page(run_folder: Callable[..., Path], tmp
     assert Page(text).headings == ["Learning curves", "The study", "How to read this"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_any_score_still_has_a_page(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder = run_folder("fedavg", sites=SMALL, finished=False)
     (folder / "scores.csv").unlink()
@@ -246,6 +251,7 @@ def test_a_run_without_any_score_still_has_a_page(run_folder: Callable[..., Path
     assert "The study" in (tmp_path / "p.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_seeds_missed_rounds_and_empty_truths_are_told(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     folders = [run_folder("fedavg", sites=SMALL, seed=seed) for seed in (0, 1)]
     with (folders[0] / "journal.jsonl").open("a") as file:
@@ -264,6 +270,7 @@ def test_seeds_missed_rounds_and_empty_truths_are_told(run_folder: Callable[...,
     assert "though the site does not annotate it: cup at basel; cup, disc at hk." in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bad_targets_are_refused(four: list[RunView], tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is a folder"):
         write_page(four, tmp_path)

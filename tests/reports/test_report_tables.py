@@ -234,6 +234,7 @@ def mixed(run_folder: Callable[..., Path]) -> list[RunView]:
     return [*runs, with_state(run_folder("fedprox", sites=SMALL, settings={"mu": 0.01}), "fresh")]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_table_mixes_optimiser_states(mixed: list[RunView], tmp_path: Path) -> None:
     whole = compare(mixed)
     tables = {table.state: [row[0].text for row in table.grid()[1:]] for table in whole.apart()}
