@@ -18,12 +18,14 @@ ANNOTATED = {"ada": ("round",), "bea": ("square",), "cid": ("round", "square")}
 __all__ = ["PLAIN_SGD", "SIZES", "TOY_FIELDS", "draw", "toy_study", "write_organs", "write_toy"]
 VALUE = {"round": 1, "square": 2}
 SPLITS = ("train", "train", "train", "valid", "test")
+RESIDUAL = ("cond-dec", "fedavg-foreground", "fedcrld")  # a decoder with a norm; three rounds that learn enough
 
 
 def toy_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study:
     """The package's toy study in batches of four, scored in its third round: enough to learn, and no more."""
     changes.setdefault("local__batch_size", 2 if method == "per-fedavg" else 4)
     changes.setdefault("study__score_every", 3)
+    changes.setdefault("task__residual_units", int(method in RESIDUAL))
     return toy_federation.toy_study(federation, method, **changes)
 
 

@@ -19,7 +19,7 @@ from tests.cli.terminal import call
 TASK = """
 [task]
 widths = [4, 8]
-residual_units = 1
+residual_units = 0
 selector_widths = [4, 8]
 
 [local]

@@ -18,7 +18,7 @@ from tests.toy import toy_study
 
 def test_it_is_fedavg_with_unannotated_ignored_bit_by_bit(organs: Path, tmp_path: Path) -> None:
     """Weights and scores; plain FedAvg's are others."""
-    changes = {"study__rounds": 2, "task__loss": "dice+ce", "local__batch_size": 4}
+    changes = {"study__rounds": 2, "task__loss": "dice+ce", "task__residual_units": 1}
     named = run_in_process(toy_study(organs, "fedavg-foreground", **changes), tmp_path / "named")
     setting = run_in_process(toy_study(organs, "fedavg", task__unannotated="ignored", **changes), tmp_path / "setting")
     plain = run_in_process(toy_study(organs, "fedavg", **changes), tmp_path / "plain")

@@ -24,7 +24,7 @@ score_every = 2
 federation = "{federation}"
 [base.task]
 widths = [4, 8]
-residual_units = 1
+residual_units = 0
 selector_widths = [4, 8]
 [base.local]
 batch_size = 8

@@ -48,7 +48,7 @@ score_every = 1
 federation = "organs"
 [base.task]
 widths = [4, 8]
-residual_units = 1
+residual_units = 0
 [base.local]
 batch_size = 8
 """
