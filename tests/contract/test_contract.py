@@ -175,7 +175,7 @@ def test_a_lost_or_refused_reply_leaves_the_site_as_if_away(name: str, hurt: Any
     assert state(hurt(name)) == state(finished(name, away={"ada": [2], "bea": [2]}))
 
 
-@each(["fedavg", "scaffold", "fedsm"])  # without memory, with it, with several phases
+@each(["fedavg", "scaffold", "fedsm"], slow=("scaffold", "fedsm"))  # without memory, with it, with several phases
 def test_attendance_repeats_a_run(name: str, study_of: Any, tmp_path: Path) -> None:
     def hand(site: str, head: Envelope, reply: Any) -> Any:
         return without_packet(reply) if (site, head.round.index) in {("bea", 1), ("cid", 2)} else reply
@@ -196,35 +196,46 @@ def test_inputs_are_not_modified(name: str, begun: Any) -> None:
     keeps_its_inputs(begun(name))
 
 
+@pytest.fixture(scope="session")
+def remembering(study_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The sites and the server before the paper's second round, and what the first site kept of its optimiser and the
+    rest; made once."""
+
+    @cache
+    def begin(name: str) -> tuple[Stage, str, Any]:
+        study = study_of(name, local__optimizer_state=METHODS[name].optimizer_state or "kept")
+        stage = Stage(study, tmp_path_factory.mktemp(f"{name}-remembering"))
+        for earlier in range(second_round(study)):
+            stage.round(earlier)
+        site, worker = next(iter(stage.workers.items()))
+        return stage, site, worker.kept(second_round(study) - 1).memory
+
+    return begin
+
+
 @each(METHODS, slow={*SIBLINGS, *COUSINS})
-def test_memory_matters_where_it_is_declared(name: str, study_of: Any, tmp_path: Path) -> None:
-    stage = Stage(study_of(name, local__optimizer_state=METHODS[name].optimizer_state or "kept"), tmp_path)
-    site = next(iter(stage.workers))
+def test_memory_matters_where_it_is_declared(name: str, remembering: Any, tmp_path: Path) -> None:
+    stage, site, _ = remembering(name)
     index = second_round(stage.study)
-    for earlier in range(index):
-        stage.round(earlier)
     order = flatten(stage.method.send(stage.server, stage.roster[site], stage.rounds[index]))
     kept = packet_files.to_bytes(stage.train(site, order, index, index - 1))
     forgotten = packet_files.to_bytes(stage.train(site, order, index, -1))
-    assert kept != forgotten or _deployed_differently(Stage(stage.study, tmp_path / "whole"), site)
+    assert kept != forgotten or _deployed_differently(Stage(stage.study, tmp_path), site)
 
 
 @each(METHODS, slow={*SIBLINGS, *COUSINS})
-def test_the_optimiser_starts_a_round_as_the_study_says(name: str, study_of: Any, tmp_path: Path) -> None:
+def test_the_optimiser_starts_a_round_as_the_study_says(name: str, study_of: Any, remembering: Any) -> None:
     """From the second round on, what a site sends depends on `optimizer_state`, unless the method fixes it."""
     if fixed := METHODS[name].optimizer_state:
         assert study_of(name).local.optimizer_state == fixed
         with pytest.raises(StudyError, match=f"'{name}' fixes it to '{fixed}'"):
             study_of(name, local__optimizer_state={"kept": "fresh", "fresh": "kept"}[fixed])
         return
-    stage = Stage(study_of(name, local__optimizer_state="kept"), tmp_path)
-    site, worker = next(iter(stage.workers.items()))
+    stage, site, memory = remembering(name)
     index = second_round(stage.study)
-    for earlier in range(index):
-        stage.round(earlier)
-    memory = worker.kept(index - 1).memory
-    fresh = dataclasses.replace(worker.site.local, optimizer_state="fresh")
-    here = {"kept": worker.site, "fresh": dataclasses.replace(worker.site, local=fresh)}
+    own = stage.workers[site].site
+    fresh = dataclasses.replace(own.local, optimizer_state="fresh")
+    here = {"kept": own, "fresh": dataclasses.replace(own, local=fresh)}
     sent, states = {}, {}
     for word, place in here.items():
         order = stage.method.send(stage.server, stage.roster[site], stage.rounds[index])
