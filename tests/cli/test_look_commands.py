@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,12 @@ def test_methods_lists_each_on_a_line() -> None:
     assert [line.split()[0] for line in done.out.splitlines()[: len(METHODS)]] == list(METHODS)
 
 
+described = cache(lambda name: call("methods", name))  # several tests look at every method
+
+
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_method_says_what_leaves_and_what_stays(name: str) -> None:
-    done = call("methods", name)
+    done = described(name)
     assert done.status == 0
     assert done.out.startswith(f"{name}: ")
     for title in ("Paper: ", "Fields of [method]:", "Leaves the hospital every round:", "Stays at the hospital:"):
@@ -37,7 +41,7 @@ def test_a_method_says_what_leaves_and_what_stays(name: str) -> None:
 @pytest.mark.parametrize("name", list(METHODS))
 def test_the_fields_of_a_method_are_toml_with_a_comment_each(name: str) -> None:
     """Those of a module stand below the name of its table."""
-    sections = dict(re.findall(r"Fields of \[(method[.\w]*)\]:\n(.*?)\n\n", call("methods", name).out, re.S))
+    sections = dict(re.findall(r"Fields of \[(method[.\w]*)\]:\n(.*?)\n\n", described(name).out, re.S))
     own = {field.name: getattr(METHODS[name](), field.name) for field in dataclasses.fields(METHODS[name])}
     modules = {f"method.{key}": value for key, value in own.items() if dataclasses.is_dataclass(value)}
     assert sections.keys() == {"method", *modules}
@@ -54,7 +58,7 @@ def test_a_message_is_described_without_python() -> None:
     assert "  models                models or nothing\n" in said
     assert "  targets               by name, each a whole number: the selector's target by training case" in said
     for name in METHODS:
-        assert not re.search(r"None|Mapping|tuple\[|True|False", call("methods", name).out), name
+        assert not re.search(r"None|Mapping|tuple\[|True|False", described(name).out), name
 
 
 def test_what_leaves_in_a_study_is_said_with_sizes(federation: Path, tmp_path: Path) -> None:

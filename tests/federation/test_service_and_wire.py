@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -368,23 +369,26 @@ def test_a_card_that_cannot_be_believed_leaves_its_site_out(
     assert folder.finished
 
 
-@pytest.mark.parametrize("text", ['{"seconds": NaN}', '{"seconds": "soon"}', '{"memory_mb": -1}', '{"error": 3}', "[]"])
 def test_measurements_that_cannot_be_are_a_lost_answer(
-    text: str, hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
 ) -> None:
+    """One round for each."""
+    lies = [{"seconds": math.nan}, {"seconds": "soon"}, {"memory_mb": -1}, {"error": 3}, {}]
+
     def words(site: str, request: Request, told: str) -> str:
         if (site, request.do) != ("bea", "train"):
             return told
-        whole, changes = json.loads(told), json.loads(text)
+        whole, changes = json.loads(told), lies[index_of(request)]
         return json.dumps({**whole, "tree": {**whole["tree"], **changes} if changes else []})
 
-    study = for_federation(toy_study(federation, study__rounds=1), tuple(SIZES))
+    rounds = {"study__rounds": len(lies), "study__score_every": len(lies)}
+    study = for_federation(toy_study(federation, **rounds), tuple(SIZES))
     folder = RunFolder.create(study, tmp_path / "server")
     line = Direct(study, hospitals)
     line.words = words
     engine.run(study, FlareWire(study, folder, line), folder)
-    assert [(event["site"], event["why"]) for event in events(folder, "lost")] == [
-        ("bea", "the message was damaged on its way")
+    assert [(event["site"], event["round"], event["why"]) for event in events(folder, "lost")] == [
+        ("bea", i + 1, "the message was damaged on its way") for i in range(len(lies))
     ]
     assert folder.finished
 

@@ -32,7 +32,8 @@ from consilium.weights import Weights
 
 
 def private_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study:
-    return toy_study(federation, method, **{"privacy__unit": "patient", "privacy__clip": 0.5, **changes})
+    quick = {"task__residual_units": 0, "study__score_every": 3}
+    return toy_study(federation, method, **{"privacy__unit": "patient", "privacy__clip": 0.5, **quick, **changes})
 
 
 # ------------------------------------------------------------------------------------------- ε
