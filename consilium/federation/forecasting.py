@@ -115,7 +115,11 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
         if round.step == 0 or round.step + 1 == phase.rounds:
             orders = {other: method.send(server, roster[other], round) for other in roster}
             different, _ = held.shared({other: flatten(got) for other, got in orders.items() if got is not None})
-            spool = sum(map(travelling, {id(packet): packet for packet in different.values()}.values()))
+            distinct = {id(packet): packet for packet in different.values()}.values()
+            spool = sum(map(travelling, distinct))
+            spool += study.plan.compress * sum(
+                packet.nbytes() for packet in distinct
+            )  # whole: messages are changes of it
             spool += up * len(different)
             replies = {
                 other: _ones(_usual(method.blank(task, roster, roster[other], round), got))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consilium import packet_files, tree
 from consilium.caps import largest_order
+from consilium.differences import Version
 from consilium.errors import StudyError
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import Hospital
@@ -90,12 +91,15 @@ class HospitalSite:
         """Do what is asked, or say in one word why not."""
         found = self.service.answer(request, lambda: self._order(request, body))
         try:
-            return FlareAnswer(found.head, b"" if found.packet is None else self._bytes(found.packet))
+            return FlareAnswer(found.head, b"" if found.packet is None else self._bytes(found.packet, request))
         except Exception as error:
             return FlareAnswer(self.service.failed(error, request).head)
 
-    def _bytes(self, packet: Packet) -> bytes:
-        return packet_files.to_bytes(packed(packet, self._plan.transport, self._plan.compress))
+    def _bytes(self, packet: Packet, request: Request) -> bytes:
+        """An answer as it travels; of an update, the server has the order at hand."""
+        here = self._held[request.do] if request.do == "train" else {}
+        versions = {path: Version(name, here[name]) for path, name in request.tensors.items() if name in here}
+        return packet_files.to_bytes(packed(packet, self._plan.transport, self._plan.compress, versions))
 
     def _open(self) -> OpenedStudy:
         """The study and the hospital's own data, if the hospital takes part."""
@@ -124,7 +128,7 @@ class HospitalSite:
         sent = packet_files.read(path)
         if self._plan.compress or self._plan.transport != "exact":
             sent = unpacked(
-                sent, (self.hospital.limits.memory_bytes or machine_memory()) // 4
+                sent, (self.hospital.limits.memory_bytes or machine_memory()) // 4, here
             )  # it is there up to four times
         packet = held.completed(sent, request.tensors, here)
         self._held[request.do] = {request.tensors[name]: tensor for name, tensor in packet.tensors.items()}

@@ -31,6 +31,7 @@ from consilium.transport import packed, unpacked
 from consilium.tree import Packet, PacketError, message
 from consilium.weights import SiteName
 from consilium.wires import held
+from consilium.wires.holdings import Holdings, Versions
 from consilium.wires.returns import may_return
 from consilium.wires.site_wire import ABSENT, Returned, SiteWire, closing_with, facts_before
 
@@ -108,7 +109,7 @@ class FlareWire(SiteWire):
         super().__init__(study)
         self.folder, self.line, self.sign = folder, line, sign
         self.spool = folder.path / "spool"
-        self._held: dict[SiteName, dict[str, frozenset[str]]] = {}  # by what was asked: contents a site has confirmed
+        self._held = Holdings()
         self._sent: dict[SiteName, int] = {}  # bytes of the last packet, after what the site holds was left out
         self._missed: Counter[SiteName] = Counter()  # requests in a row that a site did not answer in time
         self._behind: Counter[SiteName] = Counter()  # rounds in a row that closed while a site was still at work
@@ -129,7 +130,7 @@ class FlareWire(SiteWire):
 
     def call(self, names: Sequence[SiteName]) -> Iterator[tuple[SiteName, Returned]]:
         request = Request("card", self.folder.path.name)
-        answers = self._ask(dict.fromkeys(names, request), {}, max(ROLL_CALL, self.study.plan.deadline), {})
+        answers = self._ask(dict.fromkeys(names, request), {}, max(ROLL_CALL, self.study.plan.deadline), {}, {})
         return ((name, Returned(answer.head)) for name, answer in answers)
 
     def check_cards(self, answers: Mapping[SiteName, Returned]) -> dict[SiteName, str]:
@@ -202,7 +203,8 @@ class FlareWire(SiteWire):
         try:
             packet = packet_files.read(path)
             if self._packs:  # into a file again: there may be many sites
-                packet_files.write(unpacked(packet, room), path)
+                here = self._held.ordered(name) if do == "train" else {}
+                packet_files.write(unpacked(packet, room, here), path)
                 packet = packet_files.read(path)
             return replace(found, packet=packet, came=len(answer.body) if self._packs else None)
         except PacketError:
@@ -221,13 +223,16 @@ class FlareWire(SiteWire):
         self.spool.mkdir(parents=True, exist_ok=True)
         packets, headers = held.shared(packets)
         named: dict[int, dict[str, str]] = {}
-        lean: dict[tuple[int, frozenset[str]], Packet] = {}  # sites that lack the same are sent the same
+        lean: dict[tuple[int, frozenset[str], int], Packet] = {}  # sites that lack the same are sent the same
+        versions: dict[int, Versions] = {}  # of a lean packet: what its receivers have
         requests: dict[SiteName, Request] = {}
         less: dict[SiteName, Packet] = {}
         for name, packet in packets.items():
             names = named.get(id(packet)) or named.setdefault(id(packet), held.contents(packet))
-            known = self._known(name, do) & frozenset(names.values())
-            less[name] = lean.setdefault((id(packet), known), held.without(packet, names, known))
+            known = self._held.known(name, do) & frozenset(names.values())
+            same = id(packet), known, id(self._held.versions(name))
+            less[name] = lean.setdefault(same, held.without(packet, names, known))
+            versions[id(less[name])] = self._held.versions(name)
             self._sent[name] = less[name].nbytes()
             request = head.request(do, name, self.members)
             request = replace(request, tensors=names, header=headers.get(name, ""))
@@ -235,7 +240,11 @@ class FlareWire(SiteWire):
             requests[name] = replace(request, seal=seal)
         rooms = {name: self._room(do, name, head) for name in packets}
         brought = {name: frozenset(request.tensors.values()) for name, request in requests.items()}
-        return self._noting(do, brought, self._ask(requests, less, self.study.plan.deadline, rooms), rooms)
+        answers = self._ask(requests, less, self.study.plan.deadline, rooms, versions)
+        versions.clear()  # their files are gone before new ones are written
+        if do == "train" and self.study.plan.compress:
+            self._held.keep(packets, named, self.spool)
+        return self._noting(do, brought, answers, rooms)
 
     def _noting(
         self,
@@ -251,19 +260,13 @@ class FlareWire(SiteWire):
                 for name, answer in answers:
                     open_.discard(name)
                     if answer.head.error:
-                        self._held.pop(name, None)  # whatever it has now, it is sent all of it the next time
+                        self._held.forget(name)  # whatever it has now, it is sent all of it the next time
                     else:
-                        self._held.setdefault(name, {})[do] = brought[name]
+                        self._held.confirm(name, do, brought[name])
                     yield name, self._returned(do, name, answer, rooms[name])
         finally:
             for name in open_:
-                self._held.pop(name, None)
-
-    def _known(self, site: SiteName, do: str) -> frozenset[str]:
-        """Orders leave out what the last order brought; a release also what the last release did."""
-        kinds = ("train",) if do == "train" else ("train", "score")
-        none: frozenset[str] = frozenset()
-        return none.union(*(self._held.get(site, {}).get(kind, none) for kind in kinds))
+                self._held.forget(name)
 
     def _ask(
         self,
@@ -271,6 +274,7 @@ class FlareWire(SiteWire):
         packets: Mapping[SiteName, Packet],
         seconds: float,
         rooms: Mapping[SiteName, int],
+        versions: Mapping[int, Versions],
     ) -> Iterator[tuple[SiteName, FlareAnswer]]:
         """Ask every site that is here; the answers come as they come."""
         bodies: dict[int, Body] = {}  # sites that are sent the same packet share its bytes
@@ -279,7 +283,7 @@ class FlareWire(SiteWire):
         def asking(name: SiteName) -> Callable[[], Future[FlareAnswer]]:
             packet = packets.get(name)
             if packet is not None and id(packet) not in bodies:
-                bodies[id(packet)] = self._mapped(packet)
+                bodies[id(packet)] = self._mapped(packet, versions[id(packet)])
             body = b"" if packet is None else bodies[id(packet)]
             if packet is not None and self._packs:
                 self._sent[name] = len(body)
@@ -359,10 +363,10 @@ class FlareWire(SiteWire):
                 open_[resting.pop(name)()] = name
         yield from ((name, FlareAnswer.of("resting")) for name in resting)
 
-    def _mapped(self, packet: Packet) -> Body:
+    def _mapped(self, packet: Packet, versions: Versions) -> Body:
         """A packet's bytes as pages of a file, which the system may drop."""
         path = self.spool / "order"
-        packet_files.write(packed(packet, self.study.plan.transport, self.study.plan.compress), path)
+        packet_files.write(packed(packet, self.study.plan.transport, self.study.plan.compress, versions), path)
         return mapped(path)
 
     @property

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 
-import torch
 from torch import Tensor
 
+from consilium.differences import content_name
 from consilium.tree import Packet, PacketError
 
 Names = Mapping[str, str]  # a tensor's path → a name of its content
@@ -15,7 +14,7 @@ Names = Mapping[str, str]  # a tensor's path → a name of its content
 
 def contents(packet: Packet) -> dict[str, str]:
     """A digest of every tensor's content."""
-    return {path: _name(tensor) for path, tensor in packet.tensors.items()}
+    return {path: content_name(tensor) for path, tensor in packet.tensors.items()}
 
 
 def shared(packets: Mapping[str, Packet]) -> tuple[dict[str, Packet], dict[str, str]]:
@@ -32,12 +31,6 @@ def shared(packets: Mapping[str, Packet]) -> tuple[dict[str, Packet], dict[str, 
         if bodies[goal].header != packet.header:
             headers[goal] = packet.header
     return bodies, headers
-
-
-def _name(tensor: Tensor) -> str:
-    found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:32]
 
 
 def without(packet: Packet, names: Names, held: Collection[str]) -> Packet:
