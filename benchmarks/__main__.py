@@ -45,6 +45,7 @@ BENCHMARKS = {  # the module is imported when it is asked for
     "fedsm": "training:three_models",
     "federation": "federation:deployed_rounds",
     "large": "federation:large_messages",
+    "packing": "packing:changes",
     "slow-link": "slow_link:slow_rounds",
 }
 PLACES = {  # of what is no dependency of ours; for `peers` and `apple-peers`

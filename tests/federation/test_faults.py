@@ -14,8 +14,15 @@ pytestmark = [pytest.mark.federation, pytest.mark.xdist_group("federation"), pyt
 
 
 def test_a_killed_site_is_missed_and_comes_back_by_itself(running: Running, federation: Path, tmp_path: Path) -> None:
+    """Messages are changes of the last order, which the new process does not have."""
     study = toy_study(
-        federation, "apfl", study__name="returning", study__rounds=40, study__score_every=40, study__deadline=280.0
+        federation,
+        "apfl",
+        study__name="returning",
+        study__rounds=40,
+        study__score_every=40,
+        study__deadline=280.0,
+        study__compress=True,
     )
     running.admin.submit(study)
     running.wait_for_round(study, 3)
@@ -40,6 +47,7 @@ def test_a_killed_server_goes_on(running: Running, federation: Path, tmp_path: P
         study__rounds=30,
         study__score_every=30,
         study__deadline=60.0,
+        study__compress=True,
     )
     running.admin.submit(study)
     running.wait_for_round(study, 5)
