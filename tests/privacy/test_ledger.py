@@ -29,10 +29,11 @@ from consilium.site_opening import place_in
 from consilium.study import Study
 from consilium.toy_federation import toy_study
 from consilium.weights import Weights
+from tests.toy import RESIDUAL
 
 
 def private_study(federation: Path, method: str = "fedavg", **changes: Any) -> Study:
-    quick = {"task__residual_units": 0, "study__score_every": 3}
+    quick = {"task__residual_units": int(method in RESIDUAL), "study__score_every": 3}
     return toy_study(federation, method, **{"privacy__unit": "patient", "privacy__clip": 0.5, **quick, **changes})
 
 
