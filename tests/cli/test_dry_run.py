@@ -17,7 +17,7 @@ from consilium.methods import METHODS
 from consilium.step_timing import StepTimes
 from tests.cli.conftest import write_study
 from tests.cli.terminal import call
-from tests.toy import toy_study
+from tests.toy import RESIDUAL, toy_study
 
 
 def test_sites_steps_phases_and_bytes_are_those_of_the_run(
@@ -127,5 +127,6 @@ def test_times_promise_no_more_than_is_known(seconds: float, said: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_looked_at(method: str, organs: Path, tmp_path: Path) -> None:
     file = write_study(tmp_path / "toy.toml", organs, method)
-    told = call("run", file, "--dry-run", "--runs", tmp_path / "runs")
+    units = f"task.residual_units={int(method in RESIDUAL)}"
+    told = call("run", file, "--dry-run", "--runs", tmp_path / "runs", "--set", units)
     assert told.status == 0, told.err
