@@ -278,7 +278,7 @@ def test_several_runs_get_them_unasked_and_the_report_shows_them(made: Mapping[s
     assert not ANALYSES["ablation"].suits(Runs([made["pl"], made["pl-1"]]))
     shutil.copytree(made["ufps"], tmp_path / "ufps")
     files = analyse([tmp_path / "ufps", made["pl"]], ["labels", "ablation"])
-    assert {path.stem for path in files} == {"labels", "ablation", "radar"}
+    assert {path.stem for path in files} == {"labels", "labels-so-far", "ablation", "radar"}
     shown = findings(groups([read_run(tmp_path / "ufps"), read_run(made["pl"])]))
     assert {one.title for one in shown} == {"Label by label, round by round", "Row by row"}
     assert all(one.pictures for one in shown)
