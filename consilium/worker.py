@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from consilium import tree
@@ -15,6 +14,7 @@ from consilium.errors import NotForOutsiders
 from consilium.fields import plain
 from consilium.local_norm import LocalNorm
 from consilium.local_training import Local
+from consilium.machine import use_threads
 from consilium.messages import SCORED, AnswerHead, Request, ScoredModel
 from consilium.method import Method
 from consilium.outgoing import Outgoing, SiteRules, leave
@@ -52,7 +52,7 @@ class Worker:
     def train(self, order: Packet, request: Request, measure: Measure = AnswerHead) -> Outgoing:
         """Answer an order; a lost or repeated order leaves no other trace than this round's memory."""
         assert request.round is not None
-        torch.set_num_threads(self.site.local.threads)
+        use_threads(self.site.local.threads)
         kept = self.kept(request.merged)
         memory = kept.memory if kept else self.method.remember(self.site)
         own = kept.norm if kept else None
@@ -91,7 +91,7 @@ class Worker:
 
     def score(self, release: Packet, request: Request, measure: Measure = AnswerHead) -> Outgoing:
         """Every model of the release on this site's validation and test cases."""
-        torch.set_num_threads(self.site.local.threads)
+        use_threads(self.site.local.threads)
         sheet = make_sheet(self.scores(release, request))
         return leave(sheet, measure(), SiteRules(self.study, self.policy), request)
 

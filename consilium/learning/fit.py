@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
-from consilium.learning.optimizers import learning_rate, load_state, optimizer, read_state
+from consilium.learning.optimizers import learning_rate, load_state, read_state
 from consilium.learning.per_patient import ClippedSum, PatientGradients
 from consilium.learning.training_networks import training_network
 from consilium.method import OptimizerState
@@ -154,7 +154,7 @@ class _ActiveJob:
         self.forward = self.network.compiled if site.local.compile else self.module
         self.names, self.parameters = list(self.network.parameters), list(self.network.parameters.values())
         self.correct = [job.correct[name].to(site.device) for name in self.names] if job.correct is not None else None
-        self.optimizer = optimizer(self.parameters, site.local, job.lr or learning_rate(site.local, round))
+        self.optimizer = self.network.optimizer(site.local, job.lr or learning_rate(site.local, round))
         if state is not None:
             load_state(self.optimizer, self.names, self.parameters, state)
         self.scaler = torch.amp.GradScaler(site.device.split(":")[0], enabled=site.local.precision == "float16")

@@ -41,6 +41,16 @@ def optimizer(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> to
     return kind(parameters, lr, weight_decay=local.weight_decay, fused=fused)
 
 
+def begin_again(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Forget what an optimiser has gathered. Adam writes over its tensors: to make new ones costs as much as a step."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if isinstance(optimizer, torch.optim.SGD):
+        optimizer.state.clear()  # its momentum begins as the first gradient, not with zeros
+    elif optimizer.state:
+        torch._foreach_zero_([value for state in optimizer.state.values() for value in state.values()])
+
+
 def read_state(
     optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter]
 ) -> OptimizerState | None:
@@ -57,12 +67,15 @@ def read_state(
 def load_state(
     optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter], state: OptimizerState
 ) -> None:
-    fused = optimizer.defaults.get("fused")  # its kernels need the step count on the parameter's device
-    slots = {slot: [torch.empty_like(parameter) for parameter in parameters] for slot in state.slots}
+    held = optimizer.state  # of steps before these: its tensors take the new values
+    if not all(parameter in held for parameter in parameters):
+        fused = optimizer.defaults.get("fused")  # its kernels need the step count on the parameter's device
+        device = parameters[0].device if fused else "cpu"
+        for parameter in parameters:
+            slots = {slot: torch.empty_like(parameter) for slot in state.slots}
+            held[parameter] = {"step": torch.empty((), device=device), **slots}
     with torch.no_grad():
+        torch._foreach_zero_([held[parameter]["step"] for parameter in parameters])
+        torch._foreach_add_([held[parameter]["step"] for parameter in parameters], state.step)
         for slot, weights in state.slots.items():
-            torch._foreach_copy_(slots[slot], [weights[name] for name in names])
-    device = parameters[0].device if fused else "cpu"
-    steps = torch.full((len(parameters),), float(state.step), device=device).unbind()
-    for i, parameter in enumerate(parameters):
-        optimizer.state[parameter] = {"step": steps[i], **{slot: parts[i] for slot, parts in slots.items()}}
+            torch._foreach_copy_([held[parameter][slot] for parameter in parameters], [weights[name] for name in names])

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from consilium.learning.optimizers import begin_again, optimizer
+from consilium.local_training import Local
 from consilium.task import Task
 from consilium.weights import Weights
 
@@ -20,10 +22,19 @@ class TrainingNetwork:
         self.module = module.train()
         self.parameters = dict(module.named_parameters())
         self._tensors = dict(module.state_dict())  # the module's own, not copies
+        self._optimizer: tuple[Local, torch.optim.Optimizer] | None = None
 
     def load(self, weights: Weights) -> None:
         weights.copy_into(self._tensors)
         self.clear()
+
+    def optimizer(self, local: Local, lr: float) -> torch.optim.Optimizer:
+        """The study's optimiser of these parameters, as at its first step; the last one is taken back."""
+        if self._optimizer is not None and self._optimizer[0] == local:
+            begin_again(self._optimizer[1], lr)
+        else:
+            self._optimizer = local, optimizer(list(self.parameters.values()), local, lr)
+        return self._optimizer[1]
 
     @cached_property
     def compiled(self) -> Any:

@@ -173,6 +173,27 @@ def test_a_fresh_optimiser_is_not() -> None:
     )
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_an_optimiser_that_served_another_site_is_like_a_new_one(optimizer: str, kept: bool) -> None:
+    """A process makes one optimiser for all of its sites; not even its learning rate is left of the site before."""
+    here = site(*FIVE, inputs=3, optimizer=optimizer, momentum=0.9)
+    start = fit(here, {"m": Job(line(0.3, 0.2, 0.1))}, FIRST, {}).states if kept else {}
+    there = replace(site(batch([[9.0, -9.0, 4.0]], [7.0]), inputs=3), task=here.task, local=here.local)
+    training_network.cache_clear()
+    alone = fit(here, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST, start)
+    weights, state = alone["m"].weights.digest, alone.states["m"]
+    before = training_network.cache_info().misses
+    fit(there, {"m": Job(line(5.0, -5.0, 5.0), lr=7.0)}, FIRST, start)
+    after = fit(here, {"m": Job(line(0.1, 0.2, 0.3))}, FIRST, start)
+    assert after["m"].weights.digest == weights
+    assert after.states["m"].step == state.step
+    assert {name: slot.digest for name, slot in after.states["m"].slots.items()} == {
+        name: slot.digest for name, slot in state.slots.items()
+    }
+    assert training_network.cache_info().misses == before  # it was the same network
+
+
 def test_plain_sgd_keeps_nothing() -> None:
     assert trained(Job(line(2.0))).state is None
 
