@@ -40,11 +40,9 @@ def write_parts(
     writes many files into one calls `sync_folder` once.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")  # see _DRAFT
-    size = 0
     try:
         with _created(draft, private) as file:
-            for part in _gathered(parts):
-                size += _write_all(file.fileno(), part)
+            size = write_open(parts, file)
             if durable:
                 os.fsync(file.fileno())
         if rights and path.exists():
@@ -56,6 +54,11 @@ def write_parts(
         draft.unlink(missing_ok=True)
         raise
     return size
+
+
+def write_open(parts: Iterable[Part], file: FileIO) -> int:
+    """Write to an open file; returns the number of bytes."""
+    return sum(_write_all(file.fileno(), part) for part in _gathered(parts))
 
 
 def write_bytes(data: Part, path: Path, durable: bool = False, private: bool = False) -> None:

@@ -7,38 +7,29 @@ import hashlib
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import (
-    Any,
-    NamedTuple,
-    cast,
-)
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from consilium.files import write_parts
+from consilium.files import write_open, write_parts
 from consilium.message_parsing import T
-from consilium.ranges import shortened
+from consilium.tensor_tables import CODES, HEADER, TYPES, read_table
 from consilium.tree import Packet, PacketError, canonical_json, flatten, unflatten
 from consilium.weights import SMALL
 
-HEADER = "message"  # the single metadata key: with two, equal states would not be equal files
 DIGEST = "digest"  # in the header of stored files: of their whole content
-_CODES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-}  # fmt: skip
-_TYPES = {code: kind for kind, code in _CODES.items()}
 
 
 def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
     """The safetensors file of a packet, in pieces.
 
-    The library's `save_file` would hold all tensors in memory and copy those that are views of another file. So this
-    module writes files itself; the library validates and reads them.
+    The library's `save_file` would hold all tensors in memory and copy those that are views of another file, and it
+    reads whole files only. So this module writes and reads them itself.
     """
     table: dict[str, Any] = {"__metadata__": {HEADER: packet.header}}
     end = 0
@@ -46,7 +37,7 @@ def pieces(packet: Packet) -> Iterator[bytes | memoryview]:
     for name in names:
         tensor = packet.tensors[name]
         start, end = end, end + tensor.nbytes
-        table[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        table[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     head = json.dumps(table, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     yield len(head).to_bytes(8, "little") + head
@@ -73,62 +64,36 @@ def write(packet: Packet, path: Path, durable: bool = False, private: bool = Fal
     return write_parts(pieces(packet), path, durable, private=private, sync_name=sync_name)
 
 
-class _Entry(NamedTuple):
-    """The position of a tensor in a file, from its header."""
+class Place(NamedTuple):
+    """Where a packet is in a file that holds several."""
 
-    dtype: str
-    shape: list[int]
-    data_offsets: list[int]
-
-
-_Table = tuple[str | None, dict[str, _Entry]]  # the header of a message, and where its tensors are
-# Tables of files read before, by their bytes and the size of the file, which are all that a table is checked against:
-# what a site keeps has the same table in every round.
-_tables: dict[tuple[bytes, int], _Table] = {}
-TABLES, TABLE_BYTES = 16, 1 << 17  # how many are kept, and of which length: a site may send long ones to fill memory
+    start: int = 0
+    size: int = 0  # 0: up to the end
 
 
-def _table(path: Path, mapped: mmap.mmap, start: int) -> _Table:
-    if start > TABLE_BYTES:
-        return _read_table(path, mapped, start)
-    known = mapped[:start], len(mapped)
-    found = _tables.get(known)
-    if found is None:
-        found = _read_table(path, mapped, start)
-        if len(_tables) >= TABLES:
-            _tables.clear()
-        _tables[known] = found
-    return found
+WHOLE = Place()
 
 
-def _read_table(path: Path, mapped: mmap.mmap, start: int) -> _Table:
-    """Check a file and read its table, whose bytes end at `start`."""
-    with cast(Any, safe_open(path, framework="pt")) as checked:  # the library validates the file
-        names, header = checked.keys(), (checked.metadata() or {}).get(HEADER)
-    table = json.loads(mapped[8:start])
-    entries = {name: _Entry(table[name]["dtype"], table[name]["shape"], table[name]["data_offsets"]) for name in names}
-    for name, (dtype, shape, (begin, end)) in entries.items():  # of a repeated name, the library may have read another
-        if dtype not in _TYPES:
-            raise PacketError(f"'{name}' has numbers of the type {shortened(dtype)}, which no message has")
-        sound = 0 <= begin <= end <= len(mapped) - start
-        if not sound or end - begin != math.prod(shape) * _TYPES[dtype].itemsize:
-            raise PacketError(f"'{name}' is not where its header says")
-    return header, entries
+def append(packet: Packet, path: Path) -> Place:
+    """Write a packet behind what a file holds, on pages of its own: it is read as if it were a file of its own."""
+    with FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
+        end = file.seek(0, os.SEEK_END)
+        start = file.seek(end + -end % mmap.ALLOCATIONGRANULARITY)
+        return Place(start, write_open(pieces(packet), file))
 
 
 class _FileTensors(Mapping[str, Tensor]):
     """The tensors of a safetensors file, each read on demand; they are views of the mapped file."""
 
-    def __init__(self, path: Path) -> None:
-        self._map = _mapped(path)
-        self._start = 8 + int.from_bytes(self._map[:8], "little")
-        self.header, self._table = _table(path, self._map, self._start)
+    def __init__(self, path: Path, place: Place) -> None:
+        self._place, self._map = place, _mapped(path, place)
+        self.header, self._table, self._start = read_table(self._map)
         self._views: dict[str, Tensor | None] = dict.fromkeys(self._table)
 
     def again(self, path: Path) -> _FileTensors:
         """The tensors of the same file, unchanged by writes to these; its table is not read again."""
         fresh = copy.copy(self)
-        fresh._views, fresh._map = dict.fromkeys(self._views), _mapped(path)
+        fresh._views, fresh._map = dict.fromkeys(self._views), _mapped(path, self._place)
         return fresh
 
     def __getitem__(self, name: str) -> Tensor:
@@ -139,7 +104,7 @@ class _FileTensors(Mapping[str, Tensor]):
 
     def _view(self, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
         """The same as the library's `get_tensor`, but faster: a model has many small tensors."""
-        start, kind, count = self._start + data_offsets[0], _TYPES[dtype], math.prod(shape)
+        start, kind, count = self._start + data_offsets[0], TYPES[dtype], math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=kind)
         if start % kind.itemsize:  # the tensor is not aligned
@@ -165,9 +130,12 @@ class _FileTensors(Mapping[str, Tensor]):
         return len(self._views)
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # a private view: nothing is written back
+def _mapped(path: Path, place: Place) -> mmap.mmap:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:  # a private view: nothing is written back
+        return mmap.mmap(file, place.size, access=mmap.ACCESS_COPY, offset=place.start)
+    finally:
+        os.close(file)
 
 
 def with_digest(packet: Packet) -> Packet:
@@ -209,13 +177,13 @@ def read_again(packet: Packet, path: Path) -> Packet:
     return Packet(packet.header, packet.tensors.again(path))
 
 
-def read(path: Path) -> Packet:
+def read(path: Path, place: Place = WHOLE) -> Packet:
     """The packet in a file; its tensors stay in the file until they are used. Its digest is checked if it has one."""
     try:
-        tensors = _FileTensors(path)
+        tensors = _FileTensors(path, place)
     except FileNotFoundError as error:
         raise PacketError(f"there is no file {path}") from error
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PacketError(f"{path} is damaged or not a safetensors file ({error})") from error
     if tensors.header is None:
         raise PacketError(f"{path} is a safetensors file, but consilium did not write it: it has no '{HEADER}' entry")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +15,7 @@ from consilium.learning.training_networks import training_network
 from consilium.left_lines import log_failure
 from consilium.messages import AnswerHead, Request
 from consilium.policy import Permissive, Policy, simulated_secret
-from consilium.ranges import Text
+from consilium.ranges import Range, Text
 from consilium.site_opening import place_in
 from consilium.site_service import OpenedStudy, SiteAnswer, SiteService
 from consilium.study import Study
@@ -23,6 +25,7 @@ from consilium.tree import Packet, message
 from consilium.weights import SiteName
 
 PathText = Annotated[str, Text(1 << 12)]
+Bytes = Annotated[int, Range(0, 1 << 50)]
 
 
 @message
@@ -33,7 +36,7 @@ class LocalRequest:
     site: PathText
     request: Request | None
     order: PathText
-    reply: PathText
+    replies: PathText  # the beginning of the name of the file for replies of this exchange
 
 
 @message
@@ -46,6 +49,9 @@ class LocalAnswer:
     full: bool = False
     log: str = ""
     died: bool = False  # the process died before it answered
+    reply: PathText = ""  # the file with the reply, and where it is in it
+    start: Bytes = 0
+    size: Bytes = 0
 
 
 class LocalSites:
@@ -55,19 +61,26 @@ class LocalSites:
         self._services: dict[tuple[str, SiteName], SiteService] = {}
         self._runs: dict[str, OpenedStudy] = {}  # the study is read once for all its sites
         self._last: tuple[Path, Packet] | None = None  # the last order read, and its file
+        self._rosters: dict[str, str] = {}  # by run, as it was told last; a request without one means this
 
     def answer(self, asked: LocalRequest) -> LocalAnswer:
         if asked.request is None:
             self._close(asked.folder)
             return LocalAnswer(AnswerHead())
         service = self._service(asked.folder, asked.site)
-        found: SiteAnswer = service.answer(asked.request, lambda: self._order(Path(asked.order)))
+        roster = asked.request.roster or self._rosters.get(asked.folder, "")
+        self._rosters[asked.folder] = roster
+        request = replace(asked.request, roster=roster)
+        found: SiteAnswer = service.answer(request, lambda: self._order(Path(asked.order)))
+        reply, place = "", packet_files.WHOLE
         if found.packet is not None:
             try:
-                packet_files.write(found.packet, Path(asked.reply))
+                reply = f"{asked.replies}.{os.getpid()}"  # one for all sites of this process: to make a file takes long
+                place = packet_files.append(found.packet, Path(reply))
             except OSError as error:
-                found = service.failed(error, asked.request)
-        return LocalAnswer(found.head, found.why, found.mistake, found.full, found.log)
+                found, reply = service.failed(error, asked.request), ""
+        said = LocalAnswer(found.head, found.why, found.mistake, found.full, found.log)
+        return replace(said, reply=reply, start=place.start, size=place.size)
 
     def _order(self, path: Path) -> Packet:
         """Read an order. An order for all sites is one file, whose table is read once; file names are never reused."""
@@ -102,6 +115,7 @@ class LocalSites:
         """Drop a run's sites and cached networks, so that the memory of a pool does not grow from run to run."""
         self._services = {key: service for key, service in self._services.items() if key[0] != folder}
         self._runs.pop(folder, None)
+        self._rosters.pop(folder, None)
         self._last = None
         training_network.cache_clear()
         inference_network.cache_clear()

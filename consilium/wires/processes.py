@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -33,13 +34,14 @@ class _Process:
         self._answers: IO[str] | None = None
         self._pid = 0
         self.opened: set[tuple[str, SiteName]] = set()  # runs and sites that it has served and keeps open
+        self._told: dict[str, str] = {}  # by run: the roster, which is told once; of many sites it is long
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
 
     def ask(self, request: LocalRequest) -> LocalAnswer:
         try:
             connection, answers = self._running()
             self.opened.add((request.folder, request.site))
-            connection.sendall((tree.to_text(request) + "\n").encode())
+            connection.sendall((tree.to_text(self._without_roster(request)) + "\n").encode())
             line = answers.readline()
         except (OSError, ValueError):  # it is dead, or was stopped while we waited
             line = ""
@@ -48,6 +50,16 @@ class _Process:
             why = f"the worker process died ({self._last_words()})"
             return LocalAnswer(AnswerHead("gone"), why, died=True)
         return tree.from_text(line, LocalAnswer)
+
+    def _without_roster(self, asked: LocalRequest) -> LocalRequest:
+        """The request as it is sent: the process remembers the roster of a run (`LocalSites`)."""
+        if asked.request is None:
+            self._told.pop(asked.folder, None)
+        elif asked.request.roster and self._told.get(asked.folder) == asked.request.roster:
+            return replace(asked, request=replace(asked.request, roster=""))
+        elif asked.request.roster:
+            self._told[asked.folder] = asked.request.roster
+        return asked
 
     def _running(self) -> tuple[socket.socket, IO[str]]:
         if self._connection is None or self._answers is None:
@@ -71,6 +83,7 @@ class _Process:
         connection, self._connection = self._connection, None  # taken first: the thread that waits stops it too
         answers, self._answers = self._answers, None
         self.opened.clear()
+        self._told.clear()
         if connection is not None:
             with contextlib.suppress(OSError):  # it may be dead already
                 connection.shutdown(socket.SHUT_WR)

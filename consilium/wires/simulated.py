@@ -24,7 +24,7 @@ from consilium.wires import held
 from consilium.wires.local_sites import LocalAnswer, LocalRequest
 from consilium.wires.site_wire import Returned, SiteWire
 
-_numbers = itertools.count()  # of orders: no two in this process have the same name
+_numbers = itertools.count()  # of orders and exchanges: no two in this process have the same name
 
 
 class SimulatedWire(SiteWire):
@@ -34,7 +34,8 @@ class SimulatedWire(SiteWire):
         super().__init__(study)
         self.folder = folder
         self.spool = folder / "spool"
-        self._orders: list[Path] = []
+        self._spooled: set[Path] = set()  # orders and replies of the last exchange
+        self._number = next(_numbers)  # of the exchange
         self._sent: dict[SiteName, int] = {}  # bytes of the last packet, as it would travel
         self._answers: dict[SiteName, LocalAnswer] = {}  # the latest, for what only this machine is told
 
@@ -93,8 +94,8 @@ class SimulatedWire(SiteWire):
     def exchange(
         self, do: str, packets: Mapping[SiteName, Packet], head: Envelope
     ) -> Iterator[tuple[SiteName, Returned]]:
-        for path in self._orders:
-            path.unlink(missing_ok=True)
+        for path in self._spooled:
+            path.unlink(missing_ok=True)  # what is mapped stays
         packets, headers = held.shared(packets)
         if self.study.plan.transport != "exact":
             sizes = {id(packet): size_of(packet, self.study.plan.transport) for packet in packets.values()}
@@ -104,7 +105,7 @@ class SimulatedWire(SiteWire):
             if id(packet) not in written:
                 written[id(packet)] = self.spool / f"{name}.{next(_numbers)}.order"
                 packet_files.write(packet, written[id(packet)])
-        self._orders = list(written.values())
+        self._spooled, self._number = set(written.values()), next(_numbers)
         # the largest sites first, so that the last process to finish is not alone for long
         names = sorted(packets, key=lambda name: (-self.roster[name].n if name in self.roster else 0, name))
         requests = {
@@ -118,7 +119,8 @@ class SimulatedWire(SiteWire):
         return self._returned(self.ask(requests))
 
     def _local(self, site: SiteName, request: Request, order: Path | None = None) -> LocalRequest:
-        return LocalRequest(str(self.folder), site, request, str(order or ""), str(self._reply_path(site)))
+        replies = self.spool / f"{self._number}.replies"
+        return LocalRequest(str(self.folder), site, request, str(order or ""), str(replies))
 
     def _returned(self, answers: Iterator[tuple[SiteName, LocalAnswer]]) -> Iterator[tuple[SiteName, Returned]]:
         return ((name, self._read(name, answer)) for name, answer in answers)
@@ -128,14 +130,14 @@ class SimulatedWire(SiteWire):
         if answer.head.error:
             rule = answer.head.error in POLICY  # then a simulation says what a federation would
             return Returned(answer.head, why=REASONS[answer.head.error] if rule else _reason(answer))
-        path = self._reply_path(site)
-        if not path.exists():
+        if not answer.reply:
             return Returned(answer.head)
+        path = Path(answer.reply)
+        self._spooled.add(path)
         try:
-            packet = packet_files.read(path)
+            packet = packet_files.read(path, packet_files.Place(answer.start, answer.size))
         except tree.PacketError as error:
             return Returned(answer.head, why=str(error))
-        path.unlink()  # what is mapped stays; file systems are slow to replace a file, and quick to make a new one
         lossy = self.study.plan.transport != "exact"
         came = size_of(packet, self.study.plan.transport) if lossy else None
         return Returned(answer.head, packet, sent=self._sent.get(site) if lossy else None, came=came)
@@ -152,9 +154,6 @@ class SimulatedWire(SiteWire):
             return
         what = "scoring failed at site" if do == "score" else "a release could not be stored at site"
         raise WireError(f"{what} '{site}': {answer.why.removesuffix('.')}.")
-
-    def _reply_path(self, site: SiteName) -> Path:
-        return self.spool / f"{site}.reply"
 
     def close(self) -> None:
         shutil.rmtree(self.spool, ignore_errors=True)

@@ -20,7 +20,7 @@ LAYERS = [
     ["errors"],
     ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch", "wording"],
     ["randomness", "weights", "starting_weights", "scores", "ranges"],
-    ["message_parsing", "tree", "packet_files", "differences", "transport"],
+    ["message_parsing", "tree", "tensor_tables", "packet_files", "differences", "transport"],
     ["batch", "local_training", "task", "predictor", "site", "data"],
     ["method", "timeline", "store"],
     ["learning", "networks", "tasks", "privacy"],

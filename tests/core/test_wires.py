@@ -17,18 +17,19 @@ from consilium import engine, simulation, tree
 from consilium.children import WORKER
 from consilium.contract import run_in_process
 from consilium.errors import DataError, WireError
-from consilium.machine import pick_device
-from consilium.messages import AnswerHead, Envelope, Request, card_from_json, card_to_json
+from consilium.machine import pick_device, use_threads
+from consilium.messages import AnswerHead, Envelope, Request, card_from_json, card_to_json, roster_of
 from consilium.methods.fedavg import FedAvg
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.site import Round, Site, SiteCard
+from consilium.site_service import SiteAnswer
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires import processes
 from consilium.wires.in_process import InProcess
-from consilium.wires.local_sites import LocalAnswer, LocalRequest
-from consilium.wires.processes import Pool, Processes, held_back, place_for
+from consilium.wires.local_sites import LocalAnswer, LocalRequest, LocalSites
+from consilium.wires.processes import Pool, Processes, _Process, held_back, place_for
 from tests.toy import toy_study, write_toy
 
 FILES = ("last.safetensors", "best.safetensors", "scores.csv")
@@ -179,6 +180,96 @@ def test_a_process_goes_on_with_the_sites_that_it_has_open() -> None:
     assert place_for(opened, waiting("ada", "bea", "cid", "dan")) == 1
     assert place_for(opened, waiting("ada", "cid", "dan")) == 2
     assert place_for(opened, waiting("ada", "cid")) == 0
+
+
+class Recorder:
+    """A worker's end of the connection, which answers that all is well."""
+
+    def __init__(self) -> None:
+        self.asked: list[LocalRequest] = []
+
+    def worker(self, log: IO[bytes], modules: Collection[str], number: int) -> tuple[socket.socket, int]:
+        here, there = socket.socketpair()
+        threading.Thread(target=self._answer, args=(there,), daemon=True).start()
+        return here, 1
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("r", encoding="utf-8") as lines:
+            for line in lines:
+                self.asked.append(tree.from_text(line, LocalRequest))
+                connection.sendall((tree.to_text(LocalAnswer(AnswerHead())) + "\n").encode())
+
+
+def test_a_process_is_told_the_roster_of_a_run_once() -> None:
+    """Of 384 sites it is 40 kB: with every request, that is 15 MB a round."""
+    stem = Recorder()
+    process = _Process(stem, (), 0)  # type: ignore[arg-type]
+
+    def ask(folder: str, roster: str) -> str:
+        process.ask(LocalRequest(folder, "ada", Request("train", "run", roster=roster), "", ""))
+        sent = stem.asked[-1].request
+        assert sent is not None
+        return sent.roster
+
+    assert [ask("one", "abc"), ask("one", "abc"), ask("two", "abc"), ask("one", "abcd"), ask("one", "abcd")] == [
+        "abc", "", "abc", "abcd", ""
+    ]  # fmt: skip
+    process.ask(LocalRequest("one", "", None, "", ""))  # the run is closed, and forgotten there
+    assert ask("one", "abcd") == "abcd"
+    process.stop()
+    assert ask("two", "abc") == "abc"  # another process
+    process.stop()
+    process.forget()
+
+
+def test_a_site_gets_the_roster_that_its_process_was_told(federation: Path, tmp_path: Path) -> None:
+    study = short(federation)
+    folder = RunFolder.create(study, tmp_path)
+    wire = InProcess(study, folder.path)
+    roll = wire.roll_call()
+    sites, seen = LocalSites(), []
+    for name, roster in {"ada": wire.members, "bea": ""}.items():
+        sites._service(str(folder.path), name).answer = lambda request, order: (  # type: ignore[method-assign]
+            seen.append(roster_of(request.roster)) or SiteAnswer(AnswerHead())
+        )
+        sites.answer(LocalRequest(str(folder.path), name, Request("train", "run", roster=roster), "", ""))
+    assert seen == [roll.members, roll.members]
+
+
+def test_replies_of_a_round_are_one_file_of_a_process(federation: Path, tmp_path: Path) -> None:
+    """To make a file takes longer than to fill it. It is deleted when the next orders go out."""
+
+    class Watched(InProcess):
+        def _read(self, site: SiteName, answer: LocalAnswer) -> Any:
+            found = super()._read(site, answer)
+            files.append([path.name for path in self.spool.glob("*.replies.*")])
+            return found
+
+    files: list[list[str]] = []
+    study = short(federation, "fedavg")
+    folder = RunFolder.create(study, tmp_path)
+    engine.run(study, Watched(study, folder.path), folder)
+    trained = [names for names in files if names]  # a card and a delivery have no packet
+    assert {len(names) for names in trained} == {1}
+    assert len({names[0] for names in trained}) < len(trained)
+
+
+def test_threads_are_set_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch drops what it cached whenever they are set, even to what they were."""
+    told: list[int] = []
+    before, set_threads = torch.get_num_threads(), torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: told.append(count) or set_threads(count))
+    try:
+        use_threads(2)
+        use_threads(2)
+        use_threads(1)
+        set_threads(2)  # by others
+        use_threads(1)
+        assert torch.get_num_threads() == 1
+        assert told[-3:] == [2, 1, 1]
+        assert len(told) <= 3
+    finally:
+        use_threads(before)
 
 
 @pytest.mark.federation  # it kills a process and starts another
