@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from benchmarks.measuring import Clock, Measured, Peak, load
 from consilium import simulation
 from consilium.data.site_folder import Case
 from consilium.data.site_writing import write_federation_toml, write_site
-from consilium.machine import default_workers
+from consilium.machine import default_workers, threads_of_torch
+from consilium.networks.nested_unet import NestedUNet
 from consilium.study import Study
 from consilium.study_reading import make_study
 from consilium.wires.processes import Pool
 
 CASES, BATCH, SIDE = 3072, 8, 32
+WIDTHS = (8, 16, 32, 64)
 SITES = (6, 24, 96, 384)
 ROUNDS = 3  # the first is not counted
 LIMIT = 1.20
@@ -50,7 +54,7 @@ def study_of(data: Path, method: Mapping[str, Any], optimizer_state: str = "kept
     return make_study({
         "study": {"rounds": ROUNDS, "score_every": ROUNDS, "firewall": "off"},
         "data": {"federation": str(data)},
-        "task": {"widths": [8, 16, 32, 64], "residual_units": 0, "loss": "dice"},
+        "task": {"widths": list(WIDTHS), "residual_units": 0, "loss": "dice"},
         "local": {"batch_size": BATCH, "optimizer_state": optimizer_state},
         "method": dict(method),
     })  # fmt: skip
@@ -101,7 +105,45 @@ def more_sites(folder: Path, repeats: int) -> list[Measured]:
             found.append(
                 Measured("growth", what, processor, "6 sites", base[1], "s", processor / base[1], limit, facts=facts)
             )
-    return found
+    return found + plain_loop(repeats)
+
+
+def plain_loop(repeats: int) -> list[Measured]:
+    """What the same sites cost in a loop of twenty lines that checks, sends and stores nothing: no number to keep."""
+    with threads_of_torch(1):
+        _round_of_a_loop(SITES[0])  # not counted: torch's optimisers import its compiler
+        spent = {sites: median(_round_of_a_loop(sites) for _ in range(repeats)) for sites in SITES}
+    few = spent[SITES[0]]
+    return [
+        Measured(
+            "growth", f"a plain loop, {sites} sites: processor time of a round", each, "6 sites", few, "s", each / few,
+            float("inf"), facts={"load": load()},
+        )
+        for sites, each in spent.items()
+    ]  # fmt: skip
+
+
+def _round_of_a_loop(sites: int) -> float:
+    """Load the weights, make an optimiser, step, add to the mean; data in memory."""
+    network = NestedUNet(2, 1, 1, WIDTHS, 0, "instance", 0.0).to(memory_format=torch.channels_last)
+    start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    mean = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+    noise = torch.Generator().manual_seed(0)
+    images = torch.rand(CASES, 1, SIDE, SIDE, generator=noise)
+    truth = (torch.rand(CASES, 1, SIDE, SIDE, generator=noise) > 0.5).float()
+    began = time.process_time()
+    for own in torch.arange(CASES).chunk(sites):
+        network.load_state_dict(start)
+        optimizer = torch.optim.Adam(network.parameters(), 1e-3, fused=True)
+        for batch in own.split(BATCH):
+            chance = network(images[batch].contiguous(memory_format=torch.channels_last)).sigmoid()
+            loss = 1 - 2 * (chance * truth[batch]).sum() / (chance + truth[batch]).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for name, tensor in network.state_dict().items():
+            mean[name].add_(tensor, alpha=1 / sites)
+    return time.process_time() - began
 
 
 def _measured(folder: Path, sites: int, method: Mapping[str, Any], state: str) -> tuple[float, float, float]:
