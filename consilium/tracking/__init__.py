@@ -58,10 +58,12 @@ def tracked(
 ) -> Iterator[Callable[[Event], None]]:
     """Open trackers for a run in `folder`; gives what takes the events of its journal.
 
-    A tracker that fails is left out from then on and `warn` gets a sentence: no run ends because of it.
+    A tracker that fails, also when it is opened, is left out from then on and `warn` gets a sentence: no run ends
+    because of it.
     """
     check_trackers(names)
     trackers: dict[str, Tracker] = {}
+    failed: list[str] = []  # sentences for `warn`: the journal takes them once it has begun
 
     def each(act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(trackers.items()):
@@ -69,15 +71,25 @@ def tracked(
                 act(tracker)
             except Exception as error:
                 del trackers[name]
-                warn(f"{name} failed and is not told any more: {type(error).__name__}: {error}")
+                failed.append(f"{name} failed and is not told any more: {type(error).__name__}: {error}")
+
+    def follow(event: Event) -> None:
+        each(lambda tracker: show(tracker, event))
+        while failed:
+            warn(failed.pop(0))
 
     for name in names:
-        trackers[name] = import_module(TRACKERS[name][0]).open_tracker(folder)
+        try:
+            trackers[name] = import_module(TRACKERS[name][0]).open_tracker(folder)
+        except Exception as error:
+            failed.append(f"{name} cannot be opened and is left out: {type(error).__name__}: {error}")
     each(lambda tracker: tracker.settings(study))
     try:
-        yield lambda event: each(lambda tracker: show(tracker, event))
+        yield follow
     finally:
         each(lambda tracker: tracker.close())
+        for text in failed:
+            warn(text)
 
 
 def show(tracker: Tracker, event: Event) -> None:

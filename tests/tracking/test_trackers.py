@@ -133,6 +133,21 @@ def test_a_tool_that_fails_ends_no_run(
     assert texts == ["tensorboard failed and is not told any more: ConnectionError: the server has gone"]
 
 
+def test_a_tool_that_cannot_be_opened_ends_no_run(
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: Result
+) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'opentelemetry'")
+
+    monkeypatch.setattr(consilium.tracking, "import_module", absent)
+    result = run_in_process(toy_study(federation, study__rounds=2, study__track=["tensorboard"]), tmp_path)
+    assert state(result) == state(plain)
+    events = RunFolder.open(result.folder).events()
+    assert events[0]["event"] == "start"  # a journal that begins otherwise would be that of a run
+    why = "tensorboard cannot be opened and is left out: ModuleNotFoundError: No module named 'opentelemetry'"
+    assert [event["text"] for event in events if event["event"] == "warning"] == [why]
+
+
 def test_unknown_and_missing_tools_are_said(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StudyError, match="there is no 'tensorbord'; choose from tensorboard, mlflow, wandb"):
         toy_study(federation, study__track=["tensorbord"])
