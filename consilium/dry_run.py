@@ -21,6 +21,7 @@ from consilium.site import POOLED, Roster, SiteCard
 from consilium.step_timing import StepTimes, time_steps
 from consilium.study import Study
 from consilium.timeline import timeline
+from consilium.tracking import check_trackers
 from consilium.validation import annotated_at, check_annotation, check_size, members_of
 from consilium.weights import SiteName
 from consilium.wording import counted
@@ -124,6 +125,7 @@ class DryRun:
 
 def dry_run(study: Study, folder: Path, workers: int | None = None) -> DryRun:
     """Look at a study: tables are read, a few cases of one site are tried, nothing is left behind."""
+    check_trackers(study.plan.track)
     federation = study.federation()
     members = members_of(study, federation)
     check_annotation(study, federation, members)

@@ -69,7 +69,7 @@ def run(
 
     Example: consilium run studies/retina_fedsm.toml --set study.rounds=40
     """
-    _begin(workers, study, as_json)
+    _begin(workers, study, as_json or quiet)
     from consilium import simulation
     from consilium.cli.progress import ProgressDisplay, kept
     from consilium.machine import check_compiler, pick_device
@@ -111,7 +111,11 @@ def run(
                 if page:
                     from consilium.cli.watch import beside
 
-                    progress.say(f"  page: {beside_it.enter_context(beside(folder.path))}")
+                    address = f"  page: {beside_it.enter_context(beside(folder.path))}"
+                    if as_json or quiet:  # it was asked for, and nothing else tells the port
+                        typer.echo(address, err=True)
+                    else:
+                        progress.say(address)
                 result = simulation.go_on(folder, workers)
         _print(result, as_json, quiet)
 
@@ -139,7 +143,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run; the result equals that of an uninterrupted run, bit for bit."""
-    _begin(workers, run / "study.toml", as_json)
+    _begin(workers, run / "study.toml", as_json or quiet)
     from consilium import simulation
     from consilium.cli.progress import ProgressDisplay, kept
     from consilium.run_folder import RunFolder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from consilium.dry_run import estimated_seconds, time_text, tried_times
 from consilium.methods import METHODS
 from consilium.step_timing import StepTimes
 from tests.cli.conftest import write_study
-from tests.cli.terminal import call
+from tests.cli.terminal import call, refused
 from tests.toy import RESIDUAL, toy_study
 
 
@@ -116,6 +117,33 @@ def test_quiet_prints_the_run_folder_alone(finished: Callable[[str], Path], fede
     assert (done.status, done.out, done.err) == (0, f"{run}\n", "")
     again = call("resume", run, "-q")
     assert (again.status, again.out, again.err) == (0, f"{run}\n", "")
+    watched = call("run", file, "--runs", run.parent, "--quiet", "--watch")
+    assert watched.out == f"{run}\n"
+    assert watched.err.startswith("  page: http://127.0.0.1:")  # it was asked for, and nothing else tells its port
+
+
+@pytest.mark.usefixtures("no_report")
+def test_quiet_on_a_terminal_too(
+    finished: Callable[[str], Path], federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    run = finished("fedavg")
+    file = write_study(tmp_path / "toy.toml", federation)
+    monkeypatch.setattr("io.StringIO", Screen)
+    assert f"reading {file}" in call("run", file, "--runs", run.parent, "--workers", 0).err
+    assert call("run", file, "--runs", run.parent, "--workers", 0, "-q").err == ""
+    assert call("resume", run, "--workers", 0, "-q").err == ""
+
+
+def test_a_tracker_that_is_not_installed_is_refused_as_by_the_run(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consilium.tracking.find_spec", lambda name: None)
+    told = call("run", study, "--dry-run", "--runs", tmp_path / "runs", "--set", 'study.track=["mlflow"]')
+    refused(told, "pip install 'consilium[mlflow]'")
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.2, "a second"), (42.4, "42 s"), (400.0, "7 min"), (9000.0, "2.5 h")])
