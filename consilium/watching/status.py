@@ -61,7 +61,8 @@ class RunStatus:
     sites: dict[SiteName, SiteStatus] = field(default_factory=dict)
     curve: ScoreCurve = field(default_factory=ScoreCurve)
     losses: ScoreCurve = field(default_factory=lambda: ScoreCurve(metric="loss"))  # of training
-    events: list[dict[str, Any]] = field(default_factory=list)  # who was away or rejected, and why; the latest last
+    # who was away or rejected, and why; the latest last. What repeats in the next rounds is one, "round" to "until"
+    events: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,6 +82,7 @@ def status_of(events: Iterable[Event], run: str, state: str, latest: int = 50) -
     ends: list[str] = []  # when rounds ended, since the run was last started
     losses: dict[int, dict[SiteName, float]] = {}
     asides: frozenset[str] = frozenset()
+    told = _EventLog()
     for event in events:
         what = event["event"]
         status.updated = event.get("time", status.updated)
@@ -92,7 +94,7 @@ def status_of(events: Iterable[Event], run: str, state: str, latest: int = 50) -
             for name, cases in event["sites"].items():
                 status.sites.setdefault(name, SiteStatus()).cases = cases
         elif what == "train":
-            _train(status, event)
+            _train(status, event, told)
             if event["phase"] not in asides and event.get("loss") is not None:
                 losses.setdefault(event["round"], {})[event["site"]] = event["loss"]
         elif what == "round":
@@ -104,8 +106,8 @@ def status_of(events: Iterable[Event], run: str, state: str, latest: int = 50) -
         elif what == "score" and event["phase"] not in ("best", "last"):
             _score(status.curve, status.sites, event)
         elif what in NEVER:
-            _missing(status, event)
-    status.events = status.events[-latest:]
+            _missing(status, event, told)
+    status.events = told.last(latest)
     if lengths:
         status.seconds_per_round = statistics.median(lengths[-RECENT:])
         if state == "running":
@@ -134,11 +136,32 @@ def _loss_curve(losses: Mapping[int, Mapping[SiteName, float]]) -> ScoreCurve:
     return ScoreCurve("loss", "", rounds, means, sites)
 
 
-def _train(status: RunStatus, event: Event) -> None:
+class _EventLog:
+    """Events about missing or rejected sites; what repeats in the next round makes the earlier one longer."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, dict[str, Any]] = {}
+        self._alike: dict[tuple[str | None, ...], int] = {}
+
+    def add(self, what: str, event: Event, why: str | None) -> None:
+        told = {"event": what, **{key: event[key] for key in ("round", "phase", "site", "time") if key in event}}
+        told |= {} if why is None else {"why": why}
+        alike = (what, event.get("phase"), event.get("site"), why)
+        before = self._events.get(self._alike.get(alike, 0), {})
+        if "round" in before and told.get("round") == before.get("until", before["round"]) + 1:
+            del self._events[self._alike[alike]]
+            told |= {"round": before["round"], "until": told["round"]}
+        self._alike[alike] = number = next(reversed(self._events), 0) + 1
+        self._events[number] = told
+
+    def last(self, many: int) -> list[dict[str, Any]]:
+        return list(self._events.values())[-many:]
+
+
+def _train(status: RunStatus, event: Event, told: _EventLog) -> None:
     verdict = event.get("firewall", {})
     if verdict.get("verdict") == "odd":
-        told = {key: event[key] for key in ("round", "phase", "site", "time") if key in event}
-        status.events.append({"event": "outlier, merged", **told, "why": verdict.get("why", "")})
+        told.add("outlier, merged", event, verdict.get("why", ""))
     site = status.sites.setdefault(event["site"], SiteStatus())
     up, down = event.get("bytes_up") or 0, event.get("bytes_down") or 0
     site.state, site.why, site.round = "trained", "", event["round"]
@@ -164,10 +187,9 @@ def _score(curve: ScoreCurve, sites: Mapping[SiteName, SiteStatus], event: Event
         values.append(own.get(name))
 
 
-def _missing(status: RunStatus, event: Event) -> None:
+def _missing(status: RunStatus, event: Event, told: _EventLog) -> None:
     what = event["event"]
-    told = {key: event[key] for key in ("round", "phase", "site", "why", "time") if key in event}
-    status.events.append({"event": what, **told})
+    told.add(what, event, event.get("why"))
     if what in ("dropped", "rejoined", "undelivered", "unscored") or "site" not in event:
         return
     site = status.sites.setdefault(event["site"], SiteStatus())

@@ -57,6 +57,15 @@ def test_an_outlier_that_was_merged_is_told() -> None:
     assert (event["event"], event["site"], event["why"]) == ("outlier, merged", "bea", "9 times as long as its past")
 
 
+def test_what_repeats_from_round_to_round_is_one_line() -> None:
+    def missing(site: str, round: int) -> dict[str, object]:
+        return {"event": "lost", "phase": "train", "round": round, "site": site, "why": "no answer"}
+
+    events = [START, missing("bea", 3), *(missing("ada", r) for r in range(5, 105)), missing("bea", 99)]
+    told = status_of(events, "r", "running").events
+    assert [(e["site"], e["round"], e.get("until")) for e in told] == [("bea", 3, None), ("ada", 5, 104), ("bea", 99, None)]
+
+
 def test_a_page_never_shows_test_scores() -> None:
     assert "0.99" not in json.dumps(status_of(TWO_ROUNDS, "r", "running").to_json())
 
