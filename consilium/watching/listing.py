@@ -32,21 +32,33 @@ class RunLine:
 
 
 def list_runs(place: Path) -> list[RunLine]:
-    """Every run folder directly below a folder, by name."""
-    paths = sorted(path.parent for path in place.glob("*/study.toml"))
-    if not paths:
-        raise RunError(f"{place} holds no run folders; `consilium run STUDY.toml --runs {place}` makes one.")
-    return [_line(path) for path in paths]
+    """Every run folder of a folder, by name; those under hospitals' rules are one folder further down."""
+    found = (*place.glob("*/study.toml"), *place.glob("policy-*/*/study.toml"))
+    if not found:
+        raise _no_runs(place)
+    return [_line(path, str(path.relative_to(place))) for path in sorted(file.parent for file in found)]
 
 
-def _line(path: Path) -> RunLine:
+def _no_runs(place: Path) -> RunError:
+    """The error for a folder that holds no runs; it says which one does."""
+    if not place.is_dir():
+        return RunError(f"there is no folder {place}; `consilium run STUDY.toml --runs DIR` makes runs.")
+    if (place / "study.toml").is_file():
+        above = place.parent if place.name else place / ".."
+        return RunError(f"{place} is one run; name the folder that holds it: `consilium runs {above}`.")
+    below = sorted({file.parent.parent for file in place.glob("*/*/study.toml")})
+    remedy = f"{below[0]} does" if below else f"`consilium run STUDY.toml --runs {place}` makes one"
+    return RunError(f"{place} holds no run folders; {remedy}.")
+
+
+def _line(path: Path, name: str) -> RunLine:
     try:
         status = RunSource(path).status()
     except UserError:
-        return RunLine(path.name, "", "damaged", 0, 0, "", None, "")
+        return RunLine(name, "", "damaged", 0, 0, "", None, "")
     last = status.curve.site_mean[-1] if status.curve.site_mean else None
     facts = (status.method, status.state, status.round, status.rounds, status.curve.metric, last, status.updated)
-    return RunLine(path.name, *facts)
+    return RunLine(name, *facts)
 
 
 def as_table(lines: Sequence[RunLine], now: datetime.datetime | None = None) -> list[str]:

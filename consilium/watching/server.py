@@ -5,9 +5,11 @@ It listens on 127.0.0.1. On another address it asks for a token, because the pag
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
 import json
+import socket
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,15 +36,19 @@ class WatchServer(ThreadingHTTPServer):
                 "leave --host out to serve this machine alone."
             )
         self.source, self.token = source, token
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port.") from error
+            foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            remedy = "--host, an address of this machine" if foreign else "--port"
+            raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {remedy}.") from error
 
     @property
     def url(self) -> str:
         host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}/" + (f"?token={self.token}" if self.token else "")
+        name = f"[{host!s}]" if self.address_family == socket.AF_INET6 else str(host)
+        return f"http://{name}:{port}/" + (f"?token={self.token}" if self.token else "")
 
 
 @cache

@@ -43,7 +43,7 @@ class RunSource:
         self._drawing = threading.Lock()
 
     def status(self) -> RunStatus:
-        return status_of(self.events(), self.path.name, self.state())
+        return status_of(self.events(), self.path.resolve().name, self.state())
 
     def events(self) -> list[Mapping[str, Any]]:
         """The journal; it is read again only when it has grown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -99,6 +100,21 @@ def test_an_open_address_needs_a_token(tmp_path: Path) -> None:
             WatchServer(source, "0.0.0.0", 0, token)
     with serving(source) as server, pytest.raises(RunError, match="choose another --port"):
         WatchServer(source, "127.0.0.1", server.server_address[1])
+
+
+def test_a_name_that_is_no_address_is_not_taken_for_a_port(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="choose another --host"):
+        WatchServer(RunSource(write_run(tmp_path / "run")), "no.such.host.invalid", 0, "0123456789abcdef")
+
+
+def test_an_address_of_ipv6(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET6) as line:
+        try:
+            line.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    with WatchServer(RunSource(write_run(tmp_path / "run")), "::1") as server:
+        assert server.url == f"http://[::1]:{server.server_address[1]}/"
 
 
 def test_it_only_reads(tmp_path: Path) -> None:

@@ -63,7 +63,11 @@ def test_what_repeats_from_round_to_round_is_one_line() -> None:
 
     events = [START, missing("bea", 3), *(missing("ada", r) for r in range(5, 105)), missing("bea", 99)]
     told = status_of(events, "r", "running").events
-    assert [(e["site"], e["round"], e.get("until")) for e in told] == [("bea", 3, None), ("ada", 5, 104), ("bea", 99, None)]
+    assert [(e["site"], e["round"], e.get("until")) for e in told] == [
+        ("bea", 3, None),
+        ("ada", 5, 104),
+        ("bea", 99, None),
+    ]
 
 
 def test_a_page_never_shows_test_scores() -> None:
@@ -116,6 +120,13 @@ def test_a_journal_that_grows_is_read_again_and_a_cut_line_is_left_out(tmp_path:
     assert source.status().round == 2
 
 
+def test_a_run_named_by_a_dot_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_run(tmp_path / "run"))
+    assert RunSource(Path()).status().run == "run"
+    with pytest.raises(RunError, match=r"`consilium runs \.\.`"):
+        list_runs(Path())
+
+
 def test_a_job_is_asked_only_for_what_is_new() -> None:
     asked: list[int] = []
 
@@ -139,8 +150,24 @@ def test_runs_are_listed(tmp_path: Path) -> None:
         "one     fedsm   interrupted  2/10   dice 0.500  2 hours ago",
         "two     -       not begun    -      -           -",
     ]
-    with pytest.raises(RunError, match="holds no run folders"):
-        list_runs(tmp_path / "one")
+
+
+def test_runs_under_a_hospitals_rules_are_listed_too(tmp_path: Path) -> None:
+    """`run --policy` puts them one folder further down."""
+    write_run(tmp_path / "policy-1a2b3c4d/one")
+    assert [line.run for line in list_runs(tmp_path)] == ["policy-1a2b3c4d/one"]
+
+
+def test_a_folder_without_runs_is_refused_with_what_to_name(tmp_path: Path) -> None:
+    write_run(tmp_path / "demo/runs/one")
+    for place, words in {
+        "demo/runs/one": "is one run; name the folder that holds it: `consilium runs .*demo/runs`",
+        "demo": "holds no run folders; .*demo/runs does",
+        "nowhere": "there is no folder .*nowhere",
+        "demo/runs/one/study.toml": "there is no folder .*study.toml",
+    }.items():
+        with pytest.raises(RunError, match=words):
+            list_runs(tmp_path / place)
 
 
 def test_watching_does_not_load_torch() -> None:
