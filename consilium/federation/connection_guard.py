@@ -17,7 +17,7 @@ from typing import Any
 
 from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.drivers.base_driver import BaseDriver
-from nvflare.fuel.f3.sfm.conn_manager import Mode
+from nvflare.fuel.f3.sfm.conn_manager import ConnManager, Mode
 from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.fuel.hci.server.login import LoginModule
 from nvflare.private.fed.server.training_cmds import TrainingCommandModule
@@ -36,6 +36,7 @@ LOOK = 1.0  # seconds between two looks at the list
 EXPECTED = {  # as in `cell_guard`
     "connection": (BaseDriver.add_connection, ["self", "conn"]),
     "end of a connection": (BaseDriver.close_connection, ["self", "conn"]),
+    "handshake": (ConnManager.update_endpoint, ["self", "sfm_conn", "data"]),
     "login": (LoginModule.handle_cert_login, ["self", "conn", "args"]),
     "command": (LoginModule.pre_command, ["self", "conn", "args"]),
     "status": (TrainingCommandModule.check_status, ["self", "conn", "args"]),
@@ -159,23 +160,38 @@ def guard_connections(kit: Path) -> None:
 
 
 def watch_server(kit: Path) -> None:
-    """From now on a site writes down whether it is connected with the server."""
-    lines: dict[str, float] = {}
+    """From now on a site writes down whether it is connected with the server.
+
+    NVIDIA FLARE opens a line before it calls, and another every few seconds while nobody answers: only a line where the
+    server has answered counts.
+    """
+    require_parameters(EXPECTED)
+    opened: set[str] = set()
+    answered: dict[str, float] = {}  # since when, seconds since 1970
+    lock = threading.Lock()
+    greet = ConnManager.update_endpoint
 
     def write(name: str, since: float | None) -> None:
-        before = bool(lines)
-        if since is None:
-            lines.pop(name, None)
-        else:
-            lines[name] = since
-        with contextlib.suppress(OSError):
-            facts = {"server": {"since": min(lines.values())}} if lines else {}
-            write_json(facts, kit / CONNECTED, durable=False, private=True)
-        if before != bool(lines):
-            note(kit, "connected" if lines else "disconnected", name="server")
+        with lock:
+            before = bool(answered)
+            if since is None:
+                opened.discard(name)
+                answered.pop(name, None)
+            elif name in opened:  # it may have closed meanwhile
+                answered.setdefault(name, since)
+            with contextlib.suppress(OSError):
+                facts = {"server": {"since": min(answered.values())}} if answered else {}
+                write_json(facts, kit / CONNECTED, durable=False, private=True)
+            if before != bool(answered):
+                note(kit, "connected" if answered else "disconnected", name="server")
 
+    def greeted(manager: Any, line: Any, data: Any) -> None:
+        greet(manager, line, data)
+        write(line.conn.name, time.time())
+
+    ConnManager.update_endpoint = greeted
     _follow(
-        lambda line: write(line.name, time.time()) if line.connector.params.get("scheme") != SCHEME else None,
+        lambda line: None if _inside(line) else opened.add(line.name),
         lambda line: write(line.name, None),
     )
 
@@ -213,7 +229,11 @@ def _report(kit: Path) -> None:
 
 
 def _from_outside(line: Any) -> bool:
-    return bool(line.connector.mode == Mode.PASSIVE and line.connector.params.get("scheme") != SCHEME)
+    return bool(line.connector.mode == Mode.PASSIVE and not _inside(line))
+
+
+def _inside(line: Any) -> bool:
+    return bool(line.connector.params.get("scheme") == SCHEME)
 
 
 def bind_sessions() -> None:

@@ -11,6 +11,8 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from consilium.errors import DataError, StudyError
 from consilium.federation import supervisor
 from consilium.federation.certificates import Certificate
 from consilium.federation.events import note, rotate
-from consilium.federation.metrics import LeftLog, Participant, address_of, latest_run, served
+from consilium.federation.metrics import LeftLog, Participant, address_of, connections, latest_run, served
 from consilium.federation.settings_check import read_apart
 from consilium.files import checked_line, write_json
 
@@ -205,3 +207,31 @@ def test_settings_are_checked_apart_and_in_the_same_words(tmp_path: Path) -> Non
     path.write_text('site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n[limits]\nmethods = ["fedsn"]\n')
     with pytest.raises(DataError, match="there is no method 'fedsn'; did you mean 'fedsm'"):
         read_apart(path)
+
+
+def test_a_site_is_connected_when_the_server_has_answered(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA FLARE opens a line before it calls: without a server a site opens one every ten seconds."""
+    from nvflare.fuel.f3.drivers.base_driver import BaseDriver
+    from nvflare.fuel.f3.sfm.conn_manager import ConnManager
+
+    from consilium.federation.connection_guard import watch_server
+
+    for place, name in ((BaseDriver, "add_connection"), (BaseDriver, "close_connection")):
+        monkeypatch.setattr(place, name, lambda driver, conn: None)
+    monkeypatch.setattr(ConnManager, "update_endpoint", lambda manager, sfm_conn, data: None)
+    watch_server(kit)
+    line = SimpleNamespace(name="CN1", connector=SimpleNamespace(params={"scheme": "grpc"}))
+    driver: Any = None
+
+    BaseDriver.add_connection(driver, line)
+    BaseDriver.close_connection(driver, line)
+    assert not (kit / "events.jsonl").exists()
+    BaseDriver.add_connection(driver, line)
+    assert not connections(kit)
+    ConnManager.update_endpoint(driver, SimpleNamespace(conn=line), {})
+    assert list(connections(kit)) == ["server"]
+    BaseDriver.close_connection(driver, line)
+    ConnManager.update_endpoint(driver, SimpleNamespace(conn=line), {})  # another thread was late
+    assert not connections(kit)
+    events = [json.loads(text)["event"] for text in (kit / "events.jsonl").read_text().splitlines()]
+    assert events == ["connected", "disconnected"]
