@@ -47,6 +47,8 @@ def write_service(
     """Write the unit of the server or site that a kit belongs to; `hospital` is a site's hospital.toml."""
     if not USER.fullmatch(user):
         raise DataError(f"--user {user}: write the name of a user of this machine, in small letters.")
+    if user == "root":
+        raise DataError("--user root: a server or site runs not as root, but as a user of its own (`useradd`).")
     if to.suffix != ".service":
         raise DataError(f"--to {to}: the file of a unit ends in .service.")
     if to.exists():

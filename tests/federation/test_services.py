@@ -98,6 +98,7 @@ def test_a_name_with_a_percent_sign_stays_itself(tmp_path: Path) -> None:
         ("admin", "a.service", "med", "which is not a site"),
         ("server", "a.unit", "med", "ends in .service"),
         ("server", "a.service", "Med; rm", "name of a user"),
+        ("server", "a.service", "root", "not as root"),
     ],
 )
 def test_what_cannot_be_a_unit_is_refused(
