@@ -83,6 +83,9 @@ def site(
 ) -> None:
     """Keep this hospital's site running until it is stopped (Ctrl-C or SIGTERM)."""
     if example:
+        from consilium.federation.supervisor import kit_of
+
+        kit_of(kit, "site")
         from consilium.hospital import write_example  # it needs torch, which no supervisor shall hold
 
         typer.echo(str(write_example(hospital, kit)))
@@ -216,7 +219,7 @@ def forecast(
 ) -> None:
     """Forecast the traffic of a study: bytes per round and site, and the time they take.
 
-    It needs no server. Without data, the study must contain [facts], and the sites come from the kit.
+    It needs no server. Without data, the study must have a section `facts`, and the sites come from the kit.
     """
     from consilium.federation.forecasting import forecast_study
     from consilium.files import read_json

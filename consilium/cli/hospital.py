@@ -36,7 +36,7 @@ def review(
 ) -> None:
     """List the studies that wait for approval, show one in plain words, and approve or reject it.
 
-    hospital.toml asks for it with [limits] approval = true. A decision is of one study, to the last setting.
+    hospital.toml asks for it with `approval = true`. A decision is of one study, to the last setting.
     """
     from consilium.consent import APPROVED, REJECTED, Decision, Decisions, study_digest
     from consilium.hospital import read_hospital
@@ -144,7 +144,9 @@ def clean(
     kit: Annotated[Path | None, typer.Option("--kit", help="A site's or the server's kit.", metavar="DIR")] = None,
     older: Annotated[
         float | None,
-        typer.Option(min=1, help="Days, in place of [keep] for memories and jobs; a server needs it.", metavar="DAYS"),
+        typer.Option(
+            min=1, help="Days for memories and jobs, not those of hospital.toml; a server needs it.", metavar="DAYS"
+        ),
     ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="At a server: remove run folders too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only listed.")] = False,
