@@ -63,6 +63,10 @@ def add_kit(file: Path, name: str, role: str, to: Path) -> Path:
     project = read_project(file)
     authority = _authority(project, to)
     if name in authority.issued:
+        if name not in project.participants:
+            raise DataError(
+                f"'{name}' had a kit before; write '{name}' into {file} again, then `consilium federation kits renew`."
+            )
         raise DataError(f"'{name}' has a kit already; `consilium federation kits renew` makes a new certificate.")
     if name not in (*project.sites, *project.admins):
         joined = project.joined_by(name, role)

@@ -47,7 +47,8 @@ def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
     kinds = {"server": "server", "admin": "admin", "office": "admin"}  # "office": kits of 0.1
     role = str(facts.get("role", kinds.get(str(facts["name"]), "site")))  # kits before 0.2 have no role
     if ("admin" if role in ROLES else role) != kind:
-        raise DataError(f"{folder} is the kit of '{facts['name']}', which is not a {kind}.")
+        wanted = "an administrator" if kind == "admin" else f"a {kind}"
+        raise DataError(f"{folder} is the kit of '{facts['name']}', which is not {wanted}.")
     return facts
 
 
@@ -128,6 +129,8 @@ def supervise(
     settings: OwnSettings | None = read_apart(hospital) if hospital else None
     arguments, variables = prepare(folder, kind, hospital, code, resume, lambda path: settings or read_here(path))
     memory = settings.memory if settings else None
+    if settings and (missing := missing_data(settings)):
+        print(f"warning: {missing}", file=sys.stderr, flush=True)
     watched = Participant(folder, name, memory)
     with contextlib.ExitStack() as stack:
         locks = [stack.enter_context(alone(place, f"the {kind} '{name}'")) for place in (folder, memory) if place]
@@ -146,6 +149,13 @@ def supervise(
             end(child)
             note(folder, "ended", name=name, process=child.pid, status=child.returncode, asked=stop.is_set())
             stop.wait(PAUSE)
+
+
+def missing_data(settings: OwnSettings) -> str:
+    """Why no study can run here yet; empty if the site folder is there. It may be a disk that comes later."""
+    if (settings.data / "site.toml").is_file():
+        return ""
+    return f"{settings.data} has no site.toml; until the data are there, this site takes part in no study."
 
 
 def _wait(child: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> None:

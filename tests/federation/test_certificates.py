@@ -147,6 +147,18 @@ def test_revoked_is_who_was_and_not_who_is_renewed(consortium: tuple[Path, Path]
         revoke_kit(file, "server", kits)
 
 
+def test_who_left_comes_back_with_the_name_in_the_project_file(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    whole = file.read_text()
+    revoke_kit(file, "bea", kits)
+    file.write_text(whole.replace('"bea", ', "").replace(', "bea"', ""))
+    with pytest.raises(DataError, match=r"write 'bea' into .*again, then `consilium federation kits renew`"):
+        add_kit(file, "bea", "site", kits)
+    file.write_text(whole)
+    renew_kit(file, "bea", kits)
+    assert any(line.startswith("bea  site  valid until") for line in describe_kits(file, kits))
+
+
 def test_a_list_of_another_authority_is_not_taken(consortium: tuple[Path, Path], tmp_path: Path) -> None:
     _, kits = consortium
     make_kits(PROJECT, tmp_path / "others")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from consilium.cli import federation as commands
 from consilium.errors import DataError, StudyError
 from consilium.federation.kit_settings import RIGHTS
 from consilium.federation.kits import make_kits
 from consilium.federation.project import ADMIN, Project, read_project
 from consilium.federation.start import ADMIN_COMMANDS
-from consilium.federation.supervisor import prepare
+from consilium.federation.supervisor import kit_of, prepare
 
 
 def test_a_project_file_is_written_and_read(tmp_path: Path) -> None:
@@ -66,6 +67,10 @@ def test_kits_send_no_logs_and_run_only_studies(tmp_path: Path) -> None:
         make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
     with pytest.raises(DataError, match="which is not a site"):
         prepare(kits["server"], "site")
+    with pytest.raises(DataError, match="which is not an administrator"):
+        kit_of(kits["ada"], "admin")
+    with pytest.raises(DataError, match="none is not a kit"):
+        commands.site(tmp_path / "none", tmp_path / "hospital.toml", example=True)
     hospital = tmp_path / "hospital.toml"
     hospital.write_text('site = "bea"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n')
     with pytest.raises(DataError, match="but the kit is of 'ada'"):

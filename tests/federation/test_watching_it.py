@@ -235,3 +235,11 @@ def test_a_site_is_connected_when_the_server_has_answered(kit: Path, monkeypatch
     assert not connections(kit)
     events = [json.loads(text)["event"] for text in (kit / "events.jsonl").read_text().splitlines()]
     assert events == ["connected", "disconnected"]
+
+
+def test_a_site_without_its_data_is_warned_at_its_start(tmp_path: Path) -> None:
+    settings = supervisor.OwnSettings("ada", tmp_path / "memory", tmp_path / "data")
+    assert "has no site.toml" in supervisor.missing_data(settings)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "site.toml").touch()
+    assert supervisor.missing_data(settings) == ""
