@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from consilium.reports.style import BOUND, sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+NAME_WIDTH = 24  # characters of a line beside the curves; longer ones leave no room for the sites
 
 
 def learning_curves(
@@ -80,14 +83,15 @@ def _end_labels(
         ends.append((bound, "Pooled, best", BOUND))
     ends.sort()
     low, high = axes.get_ylim()
-    step = 0.055 * (high - low)
+    names = [textwrap.fill(name, NAME_WIDTH) for _, name, _ in ends]
+    steps = [0.055 * (high - low) * (1 + name.count("\n")) for name in names]
     places = [value for value, _, _ in ends]
     for _ in range(100):
         for i in range(1, len(places)):
-            if (overlap := step - (places[i] - places[i - 1])) > 0:
+            if (overlap := (steps[i] + steps[i - 1]) / 2 - (places[i] - places[i - 1])) > 0:
                 places[i] += overlap / 2
                 places[i - 1] -= overlap / 2
-    for place, (_, name, tint) in zip(places, ends, strict=True):
+    for place, name, (_, _, tint) in zip(places, names, ends, strict=True):
         axes.annotate(
             name,
             (1, place),

@@ -65,14 +65,18 @@ def gap(comparison: Comparison, tint: Tints) -> EmbeddedImage | None:
 
 def curves(every: Sequence[Group], tint: Tints) -> EmbeddedImage | None:
     """Validation over rounds; pooled training only as a line, as in the paper."""
-    drawn = {g.name: c for g in every if g.kind != "bound" and (c := _mean_curve([r.curve for r in g.runs])).rounds}
+    every_curve = {g.name: _mean_curve([r.curve for r in g.runs]) for g in every if g.kind != "bound"}
+    shown = {name: f"{name}: its {c.model} model" if c.model else name for name, c in every_curve.items() if c.rounds}
+    drawn = {shown[name]: every_curve[name] for name in shown}
     if not drawn or all(len(curve.rounds) < 2 for curve in drawn.values()):
         return None
     about = next(run.headline for group in every for run in group.runs if run.headline and run.curve.rounds)
     lower = lower_is_better(about.metric)
     bounds = [found for group in every if group.kind == "bound" for run in group.runs if (found := _bound(run, lower))]
     level, by_site = bounds[0] if bounds else (None, {})
-    figure = learning_curves(drawn, tint, level, by_site, called(about.metric), lower)
+    figure = learning_curves(
+        drawn, {shown[name]: tint[name] for name in shown}, level, by_site, called(about.metric), lower
+    )
     ends = ", ".join(f"{n} {best_so_far(c.site_mean, lower)[-1]:.3f}" for n, c in drawn.items())
     pooled = "" if level is None else f"; pooled training's best is {level:.3f}"
     return embedded(figure, f"Validation {called(about.metric)} over rounds, best so far at the end: {ends}{pooled}")
@@ -244,7 +248,7 @@ def _mean_curve(found: Sequence[Curve]) -> Curve:
 
     names = sorted(set.intersection(*(set(curve.sites) for curve in found)))
     sites = {name: mean([curve.sites[name] for curve in found]) for name in names}
-    return Curve(tuple(rounds), mean([curve.site_mean for curve in found]), sites)
+    return Curve(tuple(rounds), mean([curve.site_mean for curve in found]), sites, found[0].model)
 
 
 def _bound(run: RunView, lower: bool) -> tuple[float, dict[str, float]] | None:

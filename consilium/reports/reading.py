@@ -48,6 +48,7 @@ class Curve:
     rounds: tuple[int, ...]
     site_mean: tuple[float, ...]
     sites: Mapping[str, tuple[float, ...]]
+    model: str = ""  # if it is not the headline's
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +156,12 @@ class RunView:
 
     @cached_property
     def curve(self) -> Curve:
-        """Of validation cases."""
-        return self._curve("valid")
+        """Of validation cases; where the headline's model is made after training, of the one scored in training."""
+        found = self._curve("valid")
+        scored = [e["model"] for e in self.events if e["event"] == "score" and e["phase"] not in _CHOSEN_ROUNDS]
+        if found.rounds or self.headline is None or not scored:
+            return found
+        return replace(self._curve("valid", model=scored[-1]), model=scored[-1])
 
     @cached_property
     def test_curve(self) -> Curve:
@@ -167,10 +172,10 @@ class RunView:
         """Of one label; the site mean is over the sites whose truth shows it."""
         return self._curve(split, label)
 
-    def _curve(self, split: str, label: str | None = None) -> Curve:
-        about = self.headline
-        if about is None:
+    def _curve(self, split: str, label: str | None = None, model: str | None = None) -> Curve:
+        if self.headline is None:
             return Curve((), (), {})
+        about = replace(self.headline, model=model or self.headline.model)
         rounds: dict[int, list[ScoreRow]] = defaultdict(list)
         for row in self.rows:
             about_it = (row.model, row.metric, row.split) == (about.model, about.metric, split)

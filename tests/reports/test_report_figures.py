@@ -6,6 +6,7 @@ import itertools
 import math
 import subprocess
 import sys
+import textwrap
 from xml.etree import ElementTree
 
 import numpy as np
@@ -36,6 +37,12 @@ def test_best_so_far() -> None:
 def test_learning_curves_name_methods_and_sites() -> None:
     figure = curves.learning_curves(CURVES, TINTS, 0.9, {"hk": 0.9}, "Dice")
     assert {"FedAvg", "FedSM", "Pooled, best", "hk", "basel", "round", "validation Dice"} <= set(texts(figure))
+
+
+def test_long_names_beside_curves_leave_room_for_the_sites() -> None:
+    long = "FedAvg (rounds 400, score_every 1, away {'rimone': [2, 3, 9]})"
+    figure = curves.learning_curves({long: CURVES["FedSM"]}, {long: "#000000"})  # a warning of the layout is an error
+    assert textwrap.fill(long, 24) in texts(figure)
 
 
 def test_a_matrix_shows_its_numbers_and_a_dash() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from consilium.errors import RunError
+from consilium.reports import drawings
+from consilium.reports.grouping import groups
 from consilium.reports.reading import Headline, RunView, flat, read_run, settings
 
 SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
@@ -46,6 +48,27 @@ def test_the_curve_is_the_validation_site_mean_by_round(four: list[RunView]) -> 
     assert set(curve.sites) == {"hk", "basel"}
     assert curve.site_mean[0] == pytest.approx((curve.sites["hk"][0] + curve.sites["basel"][0]) / 2)
     assert curve.site_mean[0] < curve.site_mean[-1]
+
+
+def test_a_model_that_is_made_after_training_leaves_the_curve_to_the_one_scored_in_training(
+    run_folder: Callable[..., Path],
+) -> None:
+    """FedSM with its selector in closed form has no super model before the last round."""
+    folder = run_folder("fedsm", sites=SMALL)
+    lines = (folder / "scores.csv").read_text().splitlines()
+    (folder / "scores.csv").write_text("".join(f"{line}\n" for line in lines if ",super," not in line))
+    assert read_run(folder).curve.rounds == ()
+    with (folder / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"event": "score", "round": 4, "phase": "train", "model": "global"}) + "\n")
+    curve = read_run(folder).curve
+    assert (curve.model, curve.rounds) == ("global", tuple(range(4, 41, 4)))
+    drawn = drawings.curves(groups([read_run(folder)]), {"FedSM": "#000000"})
+    assert drawn is not None and "FedSM: its global model" in drawn.alt
+
+
+def test_a_setting_that_is_empty_is_not_in_a_name(run_folder: Callable[..., Path]) -> None:
+    runs = [read_run(run_folder("fedavg", sites=SMALL, settings={"away": away})) for away in ([], ["hk"])]
+    assert [group.name for group in groups(runs)] == ["FedAvg", "FedAvg (away ['hk'])"]
 
 
 def test_an_unfinished_run_has_a_curve_and_no_summary(run_folder: Callable[..., Path]) -> None:
