@@ -164,6 +164,7 @@ def watch(job: Job, kit: Kit = ADMIN, host: Host = "127.0.0.1", port: Port = 0, 
     from consilium.watching.sources import JobSource
 
     with _admin(kit) as admin:  # the run may go on as a later job
+        admin.state(job)  # one that is not there is said now
         serve(
             JobSource(
                 job, lambda after: admin.journal(admin.latest(job), after), lambda: admin.state(admin.latest(job))

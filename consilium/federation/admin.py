@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nvflare.fuel.flare_api.api_spec import AuthorizationError, NoConnection
+from nvflare.fuel.flare_api.api_spec import AuthorizationError, JobNotFound, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from consilium.errors import RunError, StudyError, WorkError
@@ -280,12 +280,14 @@ def _patiently(question: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _asking() -> Iterator[None]:
-    """One request to the server; what it says of a full disk, or of rights, becomes a sentence."""
+    """One request to the server; what it says of a full disk, of rights or of a job it does not have becomes a sentence."""
     try:
         with _quietly():
             yield
     except AuthorizationError as error:
         raise RunError(ONLY_WATCHES) from error
+    except JobNotFound as error:
+        raise RunError(f"{error}; `consilium federation status` lists the server's jobs.") from error
     except Exception as error:
         if "No space left on device" not in str(error) and "Disk quota exceeded" not in str(error):
             raise

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from nvflare.fuel.flare_api.api_spec import InternalError
+from nvflare.fuel.flare_api.api_spec import InternalError, JobNotFound
 from nvflare.fuel.sec.audit import Auditor
 
-from consilium.errors import WorkError
+from consilium.errors import RunError, WorkError
 from consilium.federation.admin import AdminClient
 from consilium.federation.start import keep_answering_on_full_disks
 
@@ -60,3 +60,12 @@ def test_the_administrator_says_that_the_servers_disk_is_full(ask: Any) -> None:
     admin = AdminClient(SimpleNamespace(**dict.fromkeys(names, full)), ("ada",))  # type: ignore[arg-type]
     with pytest.raises(WorkError, match="the server's disk is full"):
         ask(admin)
+
+
+def test_a_job_that_the_server_does_not_have_is_said() -> None:
+    def missing(job: str) -> Any:
+        raise JobNotFound(f"no such job: {job}")
+
+    admin = AdminClient(SimpleNamespace(get_job_meta=missing), ("ada",))  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="no such job: nojob; `consilium federation status` lists"):
+        admin.state("nojob")
