@@ -280,7 +280,7 @@ def _patiently(question: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _asking() -> Iterator[None]:
-    """One request to the server; what it says of a full disk, of rights or of a job it does not have becomes a sentence."""
+    """One request to the server; what it says of a full disk, of rights, of a job that is not there, is a sentence."""
     try:
         with _quietly():
             yield
