@@ -16,7 +16,7 @@ from consilium.method import Maybe
 from consilium.site import Roster, SiteCard
 from consilium.study import Study
 from consilium.timeline import timeline
-from consilium.tree import Packet, flatten
+from consilium.tree import Packet, flatten, unflatten
 from consilium.weights import Weights
 from consilium.wires import held
 from consilium.wires.flare import PART
@@ -126,7 +126,8 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
                 for other, got in orders.items()
                 if got is not None
             }
-            server = method.merge(server, replies, round)
+            merged = flatten(method.merge(server, replies, round))
+            server = unflatten(merged, method.Server)  # as it is read from its file: what sites sent is whole
         exchanges.append(Exchange(phase.name, phase.counts, down, up, spool))
         scorings += int(round.scored)
     release = travelling(flatten(method.release(server, card)))

@@ -860,5 +860,7 @@ def test_a_forecast_counts_what_the_server_writes_once_only_once(federation: Pat
     assert trained.spool == pytest.approx(8 * (trained.down + trained.up), rel=0.05)
     (line,) = (line for line in found.lines(50) if line.startswith("at the server"))
     assert "in files of its run folder" in line
+    closed = forecast_study(toy_study(federation, "fedsm"), 8).exchanges[-1]  # its selector is sums of the sites'
+    assert (closed.phase, closed.spool) == ("calibrate", closed.down + 8 * closed.up)
     half = forecast_study(toy_study(federation, "fedsm", study__transport="float16", **network), 8)
     assert 0.5 * found.down < half.down < 0.8 * found.down  # headers do not shrink
