@@ -49,6 +49,14 @@ def test_a_page_with_a_token_reads_its_figures(tmp_path: Path) -> None:
     assert "2 of 10" in page
 
 
+def test_a_page_says_why_there_are_no_figures(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "journal.jsonl").write_text("no event\n")
+    with serving(Pictured(run)) as server:
+        page = rendered(server.url, tmp_path / "profile")
+    assert "is damaged" in page and "No answer" not in page.partition("<script>")[0]
+
+
 def test_a_run_that_has_not_begun_says_so(tmp_path: Path) -> None:
     with serving(Pictured(write_run(tmp_path / "run", []))) as server:
         page = rendered(server.url, tmp_path / "profile")
