@@ -53,14 +53,14 @@ def read_table(content: Any) -> TensorTable:
     size = len(content) - end
     header, rest = _parted(text)
     known = rest, size
-    if known not in _known:
+    entries = _known.get(known)  # other threads read files too, and may drop it meanwhile
+    if entries is None:
         entries = _checked(json.loads(rest), size)
-        if len(rest) > KNOWN_LENGTH:
-            return TensorTable(header, entries, end)
-        if len(_known) >= KNOWN:
-            _known.clear()
-        _known[known] = entries
-    return TensorTable(header, _known[known], end)
+        if len(rest) <= KNOWN_LENGTH:
+            if len(_known) >= KNOWN:
+                _known.clear()
+            _known[known] = entries
+    return TensorTable(header, entries, end)
 
 
 def _parted(text: str) -> tuple[str | None, str]:

@@ -136,3 +136,14 @@ def test_long_tables_are_not_kept(tmp_path: Path) -> None:
         packet_files.write(Packet("{}", {f"w{i}": torch.zeros(1)}), tmp_path / "short")
         packet_files.read(tmp_path / "short")
     assert 0 < len(tensor_tables._known) <= tensor_tables.KNOWN
+
+
+def test_a_table_is_read_though_another_thread_drops_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgetful(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None: ...  # as if it were cleared at once
+
+    monkeypatch.setattr(tensor_tables, "_known", Forgetful())
+    packet_files.write(PACKET, tmp_path / "x")
+    assert packet_files.read(tmp_path / "x").tensors["a"].tolist() == [7]
