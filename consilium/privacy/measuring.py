@@ -43,7 +43,10 @@ class Update:
 
 
 def updates_of(uplink: Any, start: Mapping[str, Weights]) -> dict[str, Update]:
-    """Every model and tensor of a reply, by path, against what it was before the site trained; none that stayed."""
+    """Every model and tensor of a reply, by path, against what it was before the site trained; none that stayed.
+
+    Whole numbers and masks are no updates: no rule fits them.
+    """
     _, weights, tensors = tree.split(uplink)
     parts = weights | {path: Weights.over({"": tensor}) for path, tensor in tensors.items()}
     found = {path: _update(part, start.get(path)) for path, part in parts.items()}
@@ -70,8 +73,8 @@ def _pieces(part: Weights, start: Weights | None) -> Iterator[tuple[Tensor, Tens
     rows: list[tuple[Tensor, Tensor | None]] = []
     held = 0
     for name, tensor in part.items():
-        if not (tensor.is_floating_point() or tensor.dtype == torch.bool):
-            continue  # counters, which nobody averages
+        if not tensor.is_floating_point():
+            continue  # counters, which nobody averages, and masks, whose length is the share of weights they choose
         after = tensor.reshape(-1)
         before = start[name].reshape(-1) if start is not None and name in start else None
         whole = after.numel()

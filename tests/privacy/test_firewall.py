@@ -190,10 +190,20 @@ def test_an_update_is_measured_from_where_the_site_began() -> None:
     """(3, 4, 0) − (0, 0, 0) has length 5 and constant part (7/3, …), 7/√3/5 of it; the counter does not count."""
     reply = Reply(model(4.0, 5.0, 1.0), model(0.0, 0.0, 0.0), torch.tensor([True, False]), 1.0)
     found = updates_of(reply, {"model": model(1.0, 1.0, 1.0)})
-    assert sorted(found) == ["mask", "model"]  # what stayed as it was says nothing
+    assert sorted(found) == ["model"]  # what stayed as it was says nothing, and no rule fits a mask
     assert found["model"].length == pytest.approx(5.0)
     assert found["model"].shift == pytest.approx(7 / math.sqrt(3) / 5)
-    assert found["mask"].length == 1.0
+
+
+@pytest.mark.parametrize("masks", [([True, False], [False, True]), ([True, False], [True, False])], ids=["new", "same"])
+def test_a_mask_of_the_same_number_of_weights_is_no_repeated_update(masks: tuple[list[bool], list[bool]]) -> None:
+    """UFPS's masks choose the same share of all weights every time, so they are equally long, and may well be equal."""
+    history, roster = EMPTY, {"a": SiteCard("a", 0, 10, ())}
+    for step, mask in enumerate(masks):
+        reply = Reply(model(1.0 + step, 2.0, 3.0), model(0.0, 0.0, 0.0), torch.tensor(mask), 1.0)
+        found = {"a": updates_of(reply, {"model": model(0.5, 1.0, 1.0)})}
+        verdicts, history = judged(Firewall(), history, found, roster, "train")
+        assert verdicts["a"].why == ""
 
 
 def test_sketches_tell_directions() -> None:
