@@ -32,9 +32,9 @@ from consilium.federation.forecasting import forecast_study
 from consilium.learning.fit import Job, fit
 from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM
-from consilium.methods.personaliser import pulled
 from consilium.methods.routing import SuperModel
 from consilium.methods.selector import merged_selector, selector_job, selector_reply
+from consilium.methods.softpull import pulled
 from consilium.predictor import OneModel, Predictor
 from consilium.site import Site
 from consilium.site_opening import open_worker, site_facts

@@ -30,7 +30,7 @@ class Seen:
 
 
 def many_sites(folder: Path, repeats: int) -> list[Measured]:
-    """FedAvg with a 30 MB network at 6 and at 24 sites, two worker processes; `repeats` changes nothing here."""
+    """FedAvg and FedSM with a 30 MB network at 6 and at 24 sites, two worker processes; `repeats` changes nothing here."""
     write_small(folder / "small")
     few, many = _in_new_process(folder, FEW), _in_new_process(folder, MANY)
     lines = []
@@ -46,27 +46,31 @@ def many_sites(folder: Path, repeats: int) -> list[Measured]:
         a, b = getattr(many, kind) / MB, getattr(few, kind) / MB
         text = f"{what} of the simulator, {MANY} sites"
         lines.append(Measured("memory", text, a, f"with {FEW} sites", b, "MB", a / b, 1.2))
+    few, many = _in_new_process(folder, FEW, "fedsm"), _in_new_process(folder, MANY, "fedsm")
+    a, b = many.server / MB, few.server / MB
+    text = f"growth of the server's memory, FedSM, {MANY} sites"
+    lines.append(Measured("memory", text, a, f"with {FEW} sites", b, "MB", a / b, 1.2))
     return lines
 
 
-def _in_new_process(folder: Path, sites: int) -> Seen:
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.memory", str(folder), str(sites)]
+def _in_new_process(folder: Path, sites: int, method: str = "fedavg") -> Seen:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.memory", str(folder), str(sites), method]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Seen(**json.loads(done.stdout))
 
 
-def _watch_a_run(folder: Path, sites: int) -> Seen:
+def _watch_a_run(folder: Path, sites: int, method: str) -> Seen:
     from consilium import simulation
     from consilium.wires.processes import Pool
 
-    data, runs = folder / "small", folder / f"memory-{sites}"
+    data, runs = folder / "small", folder / f"memory-{method}-{sites}"
     with Pool(WORKERS) as pool:
         # a run of a tiny network first: imports and code are not what is measured
-        simulation.run(small_study(data, "fedavg", FEW, 1, widths=(2, 4)), runs, pool=pool)
+        simulation.run(small_study(data, method, FEW, 1, widths=(2, 4)), runs, pool=pool)
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         before = anonymous(os.getpid())
-        study = small_study(data, "fedavg", sites, ROUNDS)
+        study = small_study(data, method, sites, ROUNDS)
         sizes = [tensor.numel() * tensor.element_size() for tensor in study.task.shape().values()]
         with peak_of([process.pid for process in pool.processes]) as peak:
             simulation.run(study, runs, pool=pool)
@@ -74,4 +78,4 @@ def _watch_a_run(folder: Path, sites: int) -> Seen:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_watch_a_run(Path(sys.argv[1]), int(sys.argv[2])))))
+    print(json.dumps(asdict(_watch_a_run(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))))

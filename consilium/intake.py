@@ -48,10 +48,14 @@ def scored(packet: Packet, scorer: Scorer, round: Round) -> tuple[list[ScoreRow]
         return None, str(error)
 
 
-def spoilt(merged: Any, before: Any) -> str:
-    """Why a merged state cannot be kept, as the end of a sentence; values of the state before are not checked."""
+def new_parts(merged: Any, before: Any) -> list[Weights]:
+    """The models of a merged state that the state before does not have."""
     known = {id(part) for part in tree.split(before).weights.values()}
-    parts = [part for part in tree.split(merged).weights.values() if id(part) not in known]
+    return [part for part in tree.split(merged).weights.values() if id(part) not in known]
+
+
+def spoilt(parts: Iterable[Weights]) -> str:
+    """Why a merged state with these new models cannot be kept, as the end of a sentence."""
     most = max(map(_largest, parts), default=0.0)
     if most <= STATE:
         return ""

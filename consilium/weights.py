@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 SiteName = str
 SMALL = 1 << 18  # bytes; below, gathering tensors costs less than handling each
+HELD = 1 << 26  # bytes of new models that a server holds in memory; beyond, they are computed when they are read
 
 
 class Weights(Mapping[str, Tensor]):
@@ -42,6 +43,16 @@ class Weights(Mapping[str, Tensor]):
         weights = cls.__new__(cls)
         weights._tensors = tensors
         return weights
+
+    @property
+    def computed(self) -> bool:
+        """Its tensors are computed whenever they are read: write it to a file before it is read often."""
+        return isinstance(self._tensors, Computed)
+
+    @property
+    def like(self) -> Mapping[str, Tensor]:
+        """Tensors of the same names, types and shapes, for those who need no values."""
+        return self._tensors.like if isinstance(self._tensors, Computed) else self._tensors
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -127,6 +138,37 @@ class Weights(Mapping[str, Tensor]):
             hasher.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
             hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return hasher.hexdigest()[:32]
+
+
+class Computed(Mapping[str, Tensor]):
+    """Tensors that are computed whenever they are read and kept nowhere."""
+
+    def __init__(self, like: Mapping[str, Tensor], compute: Callable[[str], Tensor]) -> None:
+        self.like, self._compute = like, compute  # `like` has the same names, types and shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.like:
+            raise KeyError(name)
+        return self._compute(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.like
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.like)
+
+    def __len__(self) -> int:
+        return len(self.like)
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape; large ones are added one by one, so that memory holds the sum only."""
+    if sum(tensor.nbytes for tensor in tensors) <= HELD:
+        return torch.stack(list(tensors)).sum(0)
+    added = tensors[0].clone()
+    for tensor in tensors[1:]:
+        added.add_(tensor)
+    return added
 
 
 def join(*parts: Weights) -> Weights:

@@ -66,13 +66,13 @@ def _to_the_end(active: ActiveRun) -> Mapping[str, Any]:
             if write is not None:
                 server = write()  # the round before, while the sites train this one
         replies, history, events, forgot = collect(active, sent, server, phase, round, history)
-        server = merged_state(active, server, replies, phase, round)
+        server, computed = merged_state(active, server, replies, phase, round)
         merged.update(dict.fromkeys(replies, round.index))
         merged.update(dict.fromkeys(forgot, -1))
         if (phase, round) == active.last_counting:
             ended = dict(merged)  # it is scored at the end, with the matching memories
         write = partial(_commit, active, clock, phase, round, server, dict(merged), history, events)
-        if round.step + 1 == phase.rounds or round.scored:
+        if round.step + 1 == phase.rounds or round.scored or computed:
             server, write = write(), None
             best = score_if_due(active, phase, round, server, merged, best)
     return finish(active, server, merged, best)

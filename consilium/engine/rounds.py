@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from consilium.engine.active import ActiveRun, round3
 from consilium.engine.repair import stop_without_memory, trained_again
 from consilium.errors import WorkError
-from consilium.intake import accepted, by_size, spoilt
+from consilium.intake import accepted, by_size, new_parts, spoilt
 from consilium.messages import SCORED, SLICES, Envelope, Reply
 from consilium.method import Phase
 from consilium.privacy.firewall import Verdict, judged
@@ -53,7 +53,7 @@ def send(
     """Send the orders; sites keep the memories of states that will be scored `later`."""
     asked = _asked(active, phase, round)
     orders = {name: active.method.send(server, active.roster[name], round) for name in asked}
-    packets = _flattened(orders)
+    packets = flattened(orders)
     wanted = {name: [rounds[name] for rounds in later if name in rounds] for name in asked}
     head = Envelope(active.folder.path.name, active.study.method_name, round, dict(merged), wanted)
     sizes = {name: packet.nbytes() for name, packet in packets.items()}
@@ -149,16 +149,24 @@ def _awaited(
     return came, updates
 
 
-def merged_state(active: ActiveRun, server: Any, replies: Mapping[SiteName, Any], phase: Phase, round: Round) -> Any:
+class MergedState(NamedTuple):
+    server: Any
+    computed: bool  # its models are computed whenever they are read: commit it before it is used
+
+
+def merged_state(
+    active: ActiveRun, server: Any, replies: Mapping[SiteName, Any], phase: Phase, round: Round
+) -> MergedState:
     """The server's state after a round; raises an error that names the sites if its values are not usable."""
     merged = active.method.merge(server, replies, round)
-    if fault := spoilt(merged, server):
+    parts = new_parts(merged, server)
+    if fault := spoilt(parts):
         worst = "; ".join(f"{name}'s reach {value:.3g}" for name, value in by_size(replies)[:3])
         raise WorkError(
             f"{called(phase, round)}: the merged state {fault}, and is discarded. Of the replies' values {worst}. "
             f"Everything before it is saved; when the site is repaired, `consilium resume {active.folder.path}`."
         )
-    return merged
+    return MergedState(merged, any(part.computed for part in parts))
 
 
 def _asked(active: ActiveRun, phase: Phase, round: Round) -> list[SiteName]:
@@ -195,7 +203,7 @@ def _told(verdict: Verdict | None, if_odd: str = "refused") -> dict[str, Any]:
     return {"firewall": {**said, "figures": verdict.figures}}
 
 
-def _flattened(orders: Mapping[SiteName, Any]) -> dict[SiteName, Packet]:
+def flattened(orders: Mapping[SiteName, Any]) -> dict[SiteName, Packet]:
     """One packet for all sites with the same order, so that a wire writes it only once."""
     made: dict[tuple[int, ...], Packet] = {}
     packets = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilium.engine.rounds import flattened
 from consilium.errors import StudyError
 from consilium.method import Maybe
 from consilium.site import Roster, SiteCard
@@ -70,7 +71,7 @@ class Forecast:
         yield (
             f"at the server: at most {size_text(spool)} of messages, in files of its run folder (spool); in memory the "
             f"parts under way, {size_text(flying)} if all sites send at once, a few times over while the engine copies "
-            f"them; its state is {size_text(self.state)}, in files too, of which a merge holds new models in memory"
+            f"them; its state is {size_text(self.state)}, in files too, of which a merge holds a few models in memory"
         )
         scoring = self.release * self.scorings
         yield f"scores: {self.scorings} times a release of {size_text(self.release)} down per site"
@@ -114,7 +115,7 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
         down = travelling(flatten(order)) if order is not None else 0
         if round.step == 0 or round.step + 1 == phase.rounds:
             orders = {other: method.send(server, roster[other], round) for other in roster}
-            different, _ = held.shared({other: flatten(got) for other, got in orders.items() if got is not None})
+            different, _ = held.shared(flattened(orders))
             distinct = {id(packet): packet for packet in different.values()}.values()
             spool = sum(map(travelling, distinct))
             spool += study.plan.compress * sum(
@@ -126,7 +127,7 @@ def forecast_study(study: Study, sites: int | None = None, known: Sequence[str] 
                 for other, got in orders.items()
                 if got is not None
             }
-            merged = flatten(method.merge(server, replies, round))
+            merged = flatten(_weightless(method.merge(server, replies, round)))
             server = unflatten(merged, method.Server)  # as it is read from its file: what sites sent is whole
         exchanges.append(Exchange(phase.name, phase.counts, down, up, spool))
         scorings += int(round.scored)
@@ -155,17 +156,27 @@ def _with_digits(part: Any) -> Any:
 
 def _ones(part: Any) -> Any:
     """A message without values, with ones in it that take no memory."""
+    return _filled(part, lambda value: 1 if isinstance(value, int) and not isinstance(value, bool) else value)
+
+
+def _weightless(part: Any) -> Any:
+    """The same message with tensors of ones that take no memory: a server's models are large together."""
+    return _filled(part, lambda value: value)
+
+
+def _filled(part: Any, plain: Callable[[Any], Any]) -> Any:
+    """A message with ones in its tensors, and what `plain` makes of its numbers and texts."""
     if isinstance(part, Weights):
-        return Weights.over({name: _ones(tensor) for name, tensor in part.items()})
+        return Weights.over({name: _filled(tensor, plain) for name, tensor in part.like.items()})
     if isinstance(part, Tensor):
         return torch.ones((), dtype=part.dtype).expand(part.shape)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        return dataclasses.replace(part, **{name: _ones(value) for name, value in vars(part).items()})
+        return dataclasses.replace(part, **{name: _filled(value, plain) for name, value in vars(part).items()})
     if isinstance(part, Mapping):
-        return {key: _ones(value) for key, value in part.items()}
+        return {key: _filled(value, plain) for key, value in part.items()}
     if isinstance(part, tuple):
-        return tuple(map(_ones, part))
-    return 1 if isinstance(part, int) and not isinstance(part, bool) else part
+        return tuple(_filled(value, plain) for value in part)
+    return plain(part)
 
 
 def roster_of(study: Study, sites: int | None = None, known: Sequence[str] = ()) -> Roster:

@@ -16,7 +16,6 @@ from consilium.learning.fit import Job, fit
 from consilium.learning.regression import STRENGTHS, LossForecast, Regression, chosen_strength, regression
 from consilium.local_training import Local
 from consilium.method import Best, CasesOf, Method, OptimizerState, Phase, message
-from consilium.methods.personaliser import pulled, weak_pull
 from consilium.methods.regression_selector import (
     CLOSED,
     LOSSES,
@@ -38,6 +37,7 @@ from consilium.methods.selector import (
     starting_parts,
 )
 from consilium.methods.shares import WithShares
+from consilium.methods.softpull import pulled, weak_pull
 from consilium.predictor import OneModel, Predictor, WithOthers
 from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
 from consilium.task import Task

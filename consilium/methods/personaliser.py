@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from consilium.errors import StudyError
 from consilium.fields import fill
 from consilium.learning.fit import Fit, Job
@@ -22,6 +19,7 @@ from consilium.methods.fedavg_finetune import FedAvgFinetune
 from consilium.methods.finetuned import finetuned
 from consilium.methods.per_fedavg import PerFedAvg, meta_adapted, meta_round
 from consilium.methods.pfedme import PFedMe, moreau_round
+from consilium.methods.softpull import pulled, weak_pull
 from consilium.site import Roster, Round, Site, SiteCard
 from consilium.task import Task
 from consilium.weights import SiteName, Weights, mean
@@ -244,35 +242,6 @@ def personaliser(name: str, pull: float, fields: Mapping[str, Any]) -> Personali
         reason = str(error).removeprefix("[method] ")
         raise StudyError(f"[method] personal_fields of {name}: {reason}") from None
     return made
-
-
-def weak_pull(pull: float, roster: Roster) -> list[str]:
-    """The warning that λ is below 1/K."""
-    if pull >= 1 / len(roster):
-        return []
-    return [
-        f"pull = {pull} is below 1/K = {1 / len(roster):.3f}: the other sites then weigh more in a personal model than "
-        "its own site."
-    ]
-
-
-def pulled(personal: Mapping[SiteName, Weights], pull: float) -> dict[SiteName, Weights]:
-    """SoftPull, equation 11: w_k ← λ w_k + (1 − λ)/(K − 1) Σ_{j≠k} w_j; a single model stays as it is.
-
-    >>> pulled({k: Weights({"w": torch.tensor(x)}) for k, x in zip("abc", (1.0, 2.0, 6.0))}, 0.7)["a"]["w"].item()
-    1.899999976158142
-    """
-    if len(personal) == 1:
-        return dict(personal)
-    other = (1 - pull) / (len(personal) - 1)
-    names = sorted(personal)
-    result: dict[SiteName, dict[str, Tensor]] = {name: {} for name in names}
-    for key in personal[names[0]]:  # tensor by tensor, so that each model is read once and kept in memory once
-        tensors = [personal[name][key] for name in names]
-        total = torch.stack(tensors).sum(0) if tensors[0].is_floating_point() else None
-        for name, own in zip(names, tensors):
-            result[name][key] = own if total is None else own * (pull - other) + total * other
-    return {name: Weights.over(tensors) for name, tensors in result.items()}
 
 
 def _trained(global_: Fit) -> Fields:

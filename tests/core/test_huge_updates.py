@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from consilium.errors import WorkError
-from consilium.intake import STATE, spoilt
+from consilium.intake import STATE, new_parts, spoilt
 from consilium.method import GlobalModel
 from consilium.privacy.firewall import Firewall, judged
 from consilium.privacy.measuring import WIDTH, Update
@@ -94,8 +94,12 @@ def test_only_what_is_new_in_a_state_is_looked_at() -> None:
     old = Weights({"a": torch.tensor([2 * STATE])})
     new = Weights({"a": torch.tensor([1.0, -STATE]), "n": torch.tensor(1 << 60)})
     state = GlobalModel.Server
-    assert spoilt(state(old, {}), state(old, {})) == ""
-    assert spoilt(state(new, {}), state(old, {})) == ""
-    assert spoilt(state(old, {}), state(new, {})) == "holds values up to 2e+12"
+
+    def fault(merged: Weights, before: Weights) -> str:
+        return spoilt(new_parts(state(merged, {}), state(before, {})))
+
+    assert fault(old, old) == ""
+    assert fault(new, old) == ""
+    assert fault(old, new) == "holds values up to 2e+12"
     for wrong in (float("nan"), float("inf"), -float("inf")):
-        assert spoilt(state(Weights({"a": torch.tensor([0.0, wrong])}), {}), state(new, {})) == "is not finite"
+        assert fault(Weights({"a": torch.tensor([0.0, wrong])}), new) == "is not finite"

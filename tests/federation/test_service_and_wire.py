@@ -272,6 +272,16 @@ def test_an_administrator_without_data_forecasts_for_the_sites_of_its_kit(
     assert "the server carries 4 times as much" in done.output
 
 
+@pytest.mark.parametrize("method", ["fedsm", "fedsm-extra"])
+def test_a_forecast_makes_no_personal_models(federation: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 200 sites are 25 GB with the paper's network: they are counted by their shapes, never computed."""
+    study = toy_study(federation, method, study__rounds=10)
+    before = forecast_study(study)
+    monkeypatch.setattr("consilium.methods.softpull.HELD", 0)
+    monkeypatch.setattr("consilium.weights.Computed.__getitem__", lambda self, name: pytest.fail(f"{name} was read"))
+    assert forecast_study(study) == before
+
+
 def test_a_forecast_says_alike_rounds_once(federation: Path) -> None:
     """Round 10 has a digit more than round 9 in its header."""
     lines = list(forecast_study(toy_study(federation, study__rounds=12)).lines(100))

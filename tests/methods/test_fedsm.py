@@ -19,9 +19,9 @@ from consilium.learning.fit import fit
 from consilium.local_training import Local
 from consilium.method import Best, OptimizerState, Valid
 from consilium.methods.fedsm import FedSM
-from consilium.methods.personaliser import pulled
 from consilium.methods.routing import Calibration
 from consilium.methods.selector import selector_job
+from consilium.methods.softpull import pulled
 from consilium.run_folder import RunFolder
 from consilium.simulation import run
 from consilium.site import Round, SiteCard
@@ -92,6 +92,34 @@ def test_pulling_holds_one_tensor_of_every_site_beside_the_new_models() -> None:
     )  # of 40: those of one name, and those of the name before until they are replaced
     assert sum(ref() is not None for ref in refs) == 0
     assert len({new[site][name].data_ptr() for site in sites for name in new[site]}) == 40  # each new model once
+
+
+@pytest.mark.parametrize("held", [0, 100, 10_000])
+def test_large_models_are_pulled_when_they_are_read(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values, whether 0, 100 or all of 3 × 2 × 40 bytes are held; a counter stays its own site's."""
+    draw = torch.Generator().manual_seed(0)
+    sites = {
+        name: Weights({**{key: torch.randn(10, generator=draw) for key in "vw"}, "seen": torch.tensor(i)})
+        for i, name in enumerate("abc")
+    }
+    at_once = pulled(sites, 0.7)
+    monkeypatch.setattr("consilium.methods.softpull.HELD", held)
+    later = pulled(sites, 0.7)
+    assert [model.computed for model in later.values()] == [held < 240] * 3
+    assert all(torch.equal(later[name][key], at_once[name][key]) for name in "abc" for key in ("v", "w", "seen"))
+    assert {name: model.digest for name, model in later.items()} == {n: m.digest for n, m in at_once.items()}
+
+
+def test_a_run_whose_models_are_pulled_when_they_are_read_is_the_same(
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, in three rounds that are not scored; such a state is committed before the next orders."""
+    study = toy_study(federation, "fedsm", study__rounds=3, study__score_every=3)
+    at_once = run(study, tmp_path / "at once", workers=0).folder
+    monkeypatch.setattr("consilium.methods.softpull.HELD", 0)
+    later = run(study, tmp_path / "later", workers=0).folder
+    for name in ("best.safetensors", "last.safetensors"):
+        assert (later / name).read_bytes() == (at_once / name).read_bytes()
 
 
 def test_a_case_is_read_and_augmented_once_for_three_models(
