@@ -46,5 +46,9 @@ class WorkError(Exception):
     """The work itself failed: a full disk, too few answers. State is saved. Exit status 1."""
 
 
+class RunStopped(WorkError):
+    """Someone stopped the run from outside its process."""
+
+
 class WireError(WorkError):
     """A required answer of a site did not arrive."""

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from consilium.errors import StudyError
+from consilium.errors import RunStopped, StudyError
 
 Event = Mapping[str, Any]
+Ending = Literal["finished", "interrupted", "failed"]
 # the name in a study: the module here, the package it needs, the extra that installs it
 TRACKERS = {
     "tensorboard": ("consilium.tracking.tensorboard", "tensorboard", "tensorboard"),
@@ -36,8 +37,8 @@ class Tracker(Protocol):
     def note(self, name: str, text: str, round: int) -> None:
         """Words, such as why a site was rejected."""
 
-    def close(self) -> None:
-        """The run is over, or interrupted."""
+    def close(self, how: Ending) -> None:
+        """The run has ended; unless it is finished, it may be resumed."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -84,10 +85,17 @@ def tracked(
         except Exception as error:
             failed.append(f"{name} cannot be opened and is left out: {type(error).__name__}: {error}")
     each(lambda tracker: tracker.settings(study))
+    how: Ending = "interrupted"  # also by Ctrl-C, which is no Exception
     try:
         yield follow
+        how = "finished"
+    except RunStopped:
+        raise
+    except Exception:
+        how = "failed"
+        raise
     finally:
-        each(lambda tracker: tracker.close())
+        each(lambda tracker: tracker.close(how))
         for text in failed:
             warn(text)
 

@@ -14,8 +14,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from consilium.files import read_json, write_json
+from consilium.tracking import Ending
 
 EXPERIMENT = "consilium"
+STATUS = {"finished": MlflowStatus.FINISHED, "interrupted": MlflowStatus.KILLED, "failed": MlflowStatus.FAILED}
 LONGEST, MOST = 500, 100  # characters of one parameter, parameters of one call
 
 
@@ -28,6 +30,7 @@ class Mlflow:
         )
         known = folder / "mlflow.json"
         self._id = self._known(known) or self._new(folder.name)
+        self._client.update_run(self._id, MlflowStatus.to_string(MlflowStatus.RUNNING))  # an earlier process ended it
         write_json({"run": self._id}, known)
 
     def _known(self, path: Path) -> str | None:
@@ -58,8 +61,8 @@ class Mlflow:
     def note(self, name: str, text: str, round: int) -> None:
         self._client.set_tag(self._id, f"{name}/{round}", text)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id, MlflowStatus.to_string(MlflowStatus.FINISHED))
+    def close(self, how: Ending) -> None:
+        self._client.set_terminated(self._id, MlflowStatus.to_string(STATUS[how]))
 
 
 def open_tracker(folder: Path) -> Mlflow:

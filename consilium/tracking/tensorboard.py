@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from consilium.tracking import Ending
+
 
 class TensorBoard:
     """One writer per run; a resumed run adds a file."""
@@ -26,7 +28,7 @@ class TensorBoard:
     def note(self, name: str, text: str, round: int) -> None:
         self._writer.add_text(name, text, round)
 
-    def close(self) -> None:
+    def close(self, how: Ending) -> None:
         self._writer.close()
 
 

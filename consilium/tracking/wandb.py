@@ -9,6 +9,10 @@ from typing import Any
 
 import wandb
 
+from consilium.tracking import Ending
+
+CODES = {"finished": 0, "interrupted": 255, "failed": 1}  # exit codes; W&B takes 255 for Ctrl-C
+
 
 class WeightsAndBiases:
     """One W&B run per process; its files are in the run folder."""
@@ -34,8 +38,8 @@ class WeightsAndBiases:
     def note(self, name: str, text: str, round: int) -> None:
         self._run.summary[f"{name}/{round}"] = text
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, how: Ending) -> None:
+        self._run.finish(exit_code=CODES[how])
 
 
 def open_tracker(folder: Path) -> WeightsAndBiases:

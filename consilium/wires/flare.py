@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from consilium import packet_files, tree
-from consilium.errors import WorkError
+from consilium.errors import RunStopped
 from consilium.fields import plain
 from consilium.files import read_json, write_bytes
 from consilium.messages import REASONS, AnswerHead, Envelope, Reply, Request, Seal, SiteFacts
@@ -349,7 +349,7 @@ class FlareWire(SiteWire):
             for (name, why), times in dropped.items():  # one line, however many a site sends
                 self.folder.note("dropped", site=name, why=why, times=times)
             if self.line.stopped():
-                raise WorkError(
+                raise RunStopped(
                     "the run was stopped; committed rounds are saved, `consilium federation resume` continues it."
                 )
             late = time.monotonic() > end

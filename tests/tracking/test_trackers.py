@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 import consilium.tracking
 from consilium.contract import run_in_process, state
-from consilium.errors import StudyError
+from consilium.errors import RunStopped, StudyError, WorkError
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
-from consilium.tracking import figures_of
+from consilium.tracking import Ending, figures_of, tracked
 from tests.toy import toy_study
 
 pytestmark = pytest.mark.xdist_group("tracking")
@@ -89,9 +90,12 @@ def test_mlflow_holds_the_journals_figures_and_a_resumed_run_goes_on(
         assert [m.value for m in history] == pytest.approx([value for _, value in points])
     assert run.data.params["method.name"] == "fedavg"
     assert run.info.status == "FINISHED"
-    again = open_tracker(result.folder)
-    again.settings(study.tables())
-    again.close()
+    for how, status in (("interrupted", "KILLED"), ("failed", "FAILED"), ("finished", "FINISHED")):
+        again = open_tracker(result.folder)
+        again.settings(study.tables())
+        assert client.get_run(run.info.run_id).info.status == "RUNNING"
+        again.close(how)
+        assert client.get_run(run.info.run_id).info.status == status
     assert len(client.search_runs([run.info.experiment_id])) == 1
 
 
@@ -115,7 +119,36 @@ class Failing:
 
     def note(self, name: str, text: str, round: int) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, how: Ending) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [
+        (None, "finished"),
+        (KeyboardInterrupt(), "interrupted"),  # as Ctrl-C, which is no Exception either
+        (RunStopped("by the administrator"), "interrupted"),
+        (WorkError("a full disk"), "failed"),
+    ],
+)
+def test_a_tool_is_told_how_a_run_ended(
+    error: BaseException | None, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Module(Failing):
+        def close(self, how: Ending) -> None:
+            told.append(how)
+
+        @classmethod
+        def open_tracker(cls, folder: Path) -> Module:
+            return cls()
+
+    monkeypatch.setattr(consilium.tracking, "import_module", lambda name: Module)
+    with pytest.raises(type(error)) if error else nullcontext(), tracked(["tensorboard"], tmp_path, {}, print):
+        if error:
+            raise error
+    assert told == [how]
 
 
 def test_a_tool_that_fails_ends_no_run(
