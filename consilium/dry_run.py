@@ -17,6 +17,7 @@ from consilium.errors import StudyError
 from consilium.federation.forecasting import Exchange, Forecast, forecast_study, size_text
 from consilium.machine import default_workers, peak_memory_mb, pick_device
 from consilium.method import Phase
+from consilium.run_lock import at_work
 from consilium.site import POOLED, Roster, SiteCard
 from consilium.step_timing import StepTimes, time_steps
 from consilium.study import Study
@@ -59,7 +60,7 @@ class DryRun:
 
     method: str
     folder: Path  # where the run would be
-    state: str  # "new", "finished", "interrupted"
+    state: str  # "new", "finished", "running", "interrupted"
     device: str
     device_why: str
     refused: str  # why the wanted device cannot be used; empty: it can
@@ -85,8 +86,11 @@ class DryRun:
         return {**asdict(self), "folder": str(self.folder), "seconds": self.seconds}
 
     def lines(self) -> Iterator[str]:
-        state = {"new": "", "finished": ", which is finished: nothing would be trained"}
-        left = state.get(self.state, ", which was begun: `consilium resume` continues it")
+        left = {
+            "new": "",
+            "finished": ", which is finished: nothing would be trained",
+            "running": ", which was begun: another process is working on it",
+        }.get(self.state, ", which was begun: `consilium resume` continues it")
         yield f"run: {self.method} in {self.folder}{left}"
         yield f"device: {self.device} ({self.device_why})"
         many = "everything in one process" if not self.workers else counted(self.workers, "worker process", "es")
@@ -286,6 +290,8 @@ def _spread(work: list[float], workers: int) -> float:
 def _state(folder: Path) -> str:
     if (folder / "summary.json").exists():
         return "finished"
+    if at_work(folder):
+        return "running"
     return "interrupted" if (folder / "journal.jsonl").exists() else "new"
 
 

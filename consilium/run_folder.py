@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import shutil
 import tomllib
 from collections import Counter
@@ -14,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from consilium import packet_files, tree
+from consilium import packet_files, run_lock, tree
 from consilium.errors import RunError, StudyError, WorkError, not_a_run
 from consilium.files import append_lines, make_folder, read_json, write_json, write_text
 from consilium.journal import Event, Journal
@@ -111,12 +110,8 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run for one process; the lock ends with the process that holds it."""
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(f"another process is working on {self.path}; wait for it or stop it.") from error
+        """Lock the run for one process."""
+        with run_lock.locked(self.path):
             yield
 
     def remove(self) -> None:
@@ -168,7 +163,7 @@ class RunFolder:
 
     def summary(self) -> Mapping[str, Any]:
         if not self.finished:
-            raise RunError(f"{self.path} is not finished; continue it with `consilium resume {self.path}`.")
+            raise RunError(f"{self.path} is not finished; {run_lock.way_on(self.path)}.")
         facts: Mapping[str, Any] = read_json(self.path / "summary.json")
         return facts
 
@@ -182,7 +177,7 @@ class RunFolder:
                 return self._mended(path, method, error)
         best = self.states.best(method)
         if best is None:
-            raise RunError(f"{self.path} has no scored round yet; continue it with `consilium resume {self.path}`.")
+            raise RunError(f"{self.path} has no scored round yet; {run_lock.way_on(self.path)}.")
         return best.server
 
     def _checked(self, path: Path, method: Method) -> Any:

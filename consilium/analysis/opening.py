@@ -22,6 +22,7 @@ from consilium.predictor import OneModel, Predictor, WithOthers
 from consilium.reports.grouping import groups
 from consilium.reports.reading import RunView, read_run
 from consilium.run_folder import RunFolder
+from consilium.run_lock import way_on
 from consilium.site import Roster, Round
 from consilium.site_opening import open_worker, place_in
 from consilium.study import Study
@@ -119,7 +120,7 @@ class Runs:
         views = [read_run(path) for path in self.paths]
         for view in views:
             if view.summary is None:
-                raise RunError(f"{view.folder} is not finished; continue it with `consilium resume {view.folder}`.")
+                raise RunError(f"{view.folder} is not finished; {way_on(view.folder)}.")
         return views
 
     @cached_property

@@ -75,6 +75,7 @@ def run(
     from consilium.machine import check_compiler, pick_device
     from consilium.rehearsal import put_rules, read_rules, runs_under
     from consilium.run_folder import RunFolder
+    from consilium.run_lock import way_on
     from consilium.study_reading import load_study
 
     wanted = [*(changes or []), *([f"local.device={device}"] if device else [])]
@@ -103,8 +104,7 @@ def run(
                 progress.say(f"this study is already finished: {path}")
             elif folder.begun:
                 raise RunError(
-                    f"this study was started and not finished; continue it with `consilium resume {path}`, or train "
-                    "again with --again."
+                    f"this study was started and not finished; {way_on(path)}, or train it again with --again."
                 )
             put_rules(rules, folder.path, folder.study)
             with ExitStack() as beside_it:

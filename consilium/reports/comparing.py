@@ -12,6 +12,7 @@ from consilium.errors import RunError
 from consilium.reports.grouping import Group, groups, once
 from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import _ORDER, POOLED, SITE_MEAN, Cell, Column, Comparison, LineKind, TableLine
+from consilium.run_lock import way_on
 from consilium.scores.means import ByCase, ScoreEntry, summarise
 from consilium.scores.statistics import interval, paired
 from consilium.scores.views import by_case, matrix
@@ -24,7 +25,7 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     one_task(runs)
     finished = [run for run in once(runs) if run.summary]
     if not finished:
-        raise RunError(f"{runs[0].folder} is not finished; continue it with `consilium resume {runs[0].folder}`.")
+        raise RunError(f"{runs[0].folder} is not finished; {way_on(runs[0].folder)}.")
     metric, label = _common_score(finished)
     # named among all runs, finished or not, so that a page calls a group by one name everywhere
     every = [replace(group, runs=tuple(run for run in group.runs if run.summary)) for group in groups(runs)]

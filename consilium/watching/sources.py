@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 
 from consilium.errors import RunError, UserError, not_a_run
 from consilium.files import read_line
+from consilium.run_lock import at_work
 from consilium.watching.status import RunStatus, status_of
 
 
@@ -62,21 +62,8 @@ class RunSource:
         if (self.path / "summary.json").exists():
             return "finished"
         if not (self.path / "journal.jsonl").exists():
-            return "starting" if self._locked() else "not begun"
-        return "running" if self._locked() else "interrupted"
-
-    def _locked(self) -> bool:
-        """Whether a process works on the run: it holds the lock as long as it lives."""
-        lock = self.path / ".lock"
-        if not lock.exists():
-            return False
-        with lock.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-            fcntl.flock(file, fcntl.LOCK_UN)
-        return False
+            return "starting" if at_work(self.path) else "not begun"
+        return "running" if at_work(self.path) else "interrupted"
 
     def examples(self) -> CurrentExamples:
         """One validation case per site by the best state so far; drawn once per scored round."""

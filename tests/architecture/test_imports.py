@@ -18,7 +18,7 @@ ROOT = Path(consilium.__file__).parent
 # A module may import from its own layer and from layers below it (earlier in this list).
 LAYERS = [
     ["errors"],
-    ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch", "wording"],
+    ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch", "wording", "run_lock"],
     ["randomness", "weights", "starting_weights", "scores", "ranges"],
     ["message_parsing", "tree", "tensor_tables", "packet_files", "differences", "transport"],
     ["batch", "local_training", "task", "predictor", "site", "data"],

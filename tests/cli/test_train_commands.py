@@ -127,6 +127,21 @@ def test_too_few_sites_stop_the_run_and_resume_goes_on(federation: Path, tmp_pat
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+def test_a_run_that_another_process_works_on_is_not_to_be_resumed(
+    federation: Path, tmp_path: Path, failing: Failing
+) -> None:
+    study = write_study(tmp_path / "toy.toml", federation, "fedavg", rounds=2)
+    with failing(2):
+        run(study)
+    (folder,) = (tmp_path / "runs").iterdir()
+    refused(call("compare", folder), f"`consilium resume {folder}`")
+    with RunFolder.open(folder).locked():
+        for done in (run(study), call("compare", folder), call("export", folder, "--to", tmp_path / "package")):
+            said = refused(done, "another process is working on it", f"`consilium watch {folder}`")
+            assert "consilium resume" not in said
+        assert "another process is working on it" in run(study, "--dry-run").out
+
+
 def test_a_failure_in_training_leaves_its_traceback_in_a_file(
     federation: Path, tmp_path: Path, failing: Failing
 ) -> None:
