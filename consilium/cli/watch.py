@@ -68,7 +68,7 @@ def runs(
     place: Annotated[Path, typer.Argument(help="The folder that holds run folders.", metavar="DIR")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """List the run folders: state, round, validation score, age.
+    """List the run folders, also one folder further down: state, round, validation score, age.
 
     Example: consilium runs runs
     """

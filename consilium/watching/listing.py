@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium.errors import RunError, UserError
+from consilium.run_lock import LOCK
 from consilium.watching.sources import RunSource
 
 AGES = (("day", 86400), ("hour", 3600), ("min", 60))
@@ -32,11 +33,18 @@ class RunLine:
 
 
 def list_runs(place: Path) -> list[RunLine]:
-    """Every run folder of a folder, by name; those under hospitals' rules are one folder further down."""
-    found = (*place.glob("*/study.toml"), *place.glob("policy-*/*/study.toml"))
+    """Every run of a folder, also one folder further down, by name; those under hospitals' rules have one more."""
+    near = [file.parent for file in place.glob("*/study.toml")]
+    far = [file.parent for further in ("*/*", "*/policy-*/*") for file in place.glob(f"{further}/study.toml")]
+    found = sorted({*near, *filter(_started, far)})
     if not found:
         raise _no_runs(place)
-    return [_line(path, str(path.relative_to(place))) for path in sorted(file.parent for file in found)]
+    return [_line(path, str(path.relative_to(place))) for path in found]
+
+
+def _started(folder: Path) -> bool:
+    """Whether a process has worked on a run here; exported packages and hospitals' memories hold only its study."""
+    return any((folder / name).exists() for name in (LOCK, "journal.jsonl"))
 
 
 def _no_runs(place: Path) -> RunError:
@@ -46,7 +54,7 @@ def _no_runs(place: Path) -> RunError:
     if (place / "study.toml").is_file():
         above = place.parent if place.name else place / ".."
         return RunError(f"{place} is one run; name the folder that holds it: `consilium runs {above}`.")
-    below = sorted({file.parent.parent for file in place.glob("*/*/study.toml")})
+    below = sorted({file.parent.parent for file in place.glob("*/*/*/journal.jsonl")})
     remedy = f"{below[0]} does" if below else f"`consilium run STUDY.toml --runs {place}` makes one"
     return RunError(f"{place} holds no run folders; {remedy}.")
 

@@ -158,11 +158,23 @@ def test_runs_under_a_hospitals_rules_are_listed_too(tmp_path: Path) -> None:
     assert [line.run for line in list_runs(tmp_path)] == ["policy-1a2b3c4d/one"]
 
 
+def test_runs_one_folder_further_down_are_listed_too(tmp_path: Path) -> None:
+    """As of a suite with a folder of its own; what only holds a study is no run there."""
+    for name in ("one", "suite/two", "suite/policy-1a2b3c4d/three", "suite/far/down/four"):
+        write_run(tmp_path / name)
+    write_run(tmp_path / "export/super_model", [])
+    write_run(tmp_path / "one/sites/ada", [])
+    found = ["one", "suite/policy-1a2b3c4d/three", "suite/two"]
+    assert [line.run for line in list_runs(tmp_path)] == found
+    (tmp_path / "study.toml").write_text("")  # a study beside the runs does not make the folder a run
+    assert [line.run for line in list_runs(tmp_path)] == found
+
+
 def test_a_folder_without_runs_is_refused_with_what_to_name(tmp_path: Path) -> None:
     write_run(tmp_path / "demo/runs/one")
     for place, words in {
         "demo/runs/one": "is one run; name the folder that holds it: `consilium runs .*demo/runs`",
-        "demo": "holds no run folders; .*demo/runs does",
+        "": "holds no run folders; .*demo/runs does",
         "nowhere": "there is no folder .*nowhere",
         "demo/runs/one/study.toml": "there is no folder .*study.toml",
     }.items():
