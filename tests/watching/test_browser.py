@@ -13,7 +13,8 @@ from consilium.errors import DataError
 from consilium.reports.embedding import EmbeddedImage
 from consilium.reports.rendering import write_html
 from consilium.reports.tables import TextCell
-from tests.watching.journals import write_run
+from consilium.watching import server
+from tests.watching.journals import START, ended, scored, trained, write_run
 from tests.watching.test_server import Pictured, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
@@ -41,6 +42,51 @@ def test_the_page_shows_rounds_curves_sites_and_rejections(tmp_path: Path) -> No
     assert 'src="examples/0' in page
     assert "━ disc</span>" in page
     assert '<span id="lost" role="status"></span>' in page  # every question was answered
+
+
+POINTED = """
+<script>
+setTimeout(() => {
+  const point = (where) => document.querySelector(where).dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+  const curves = (box) => [...document.querySelectorAll(`#${box} polyline[data-site]:not(.aside)`)];
+  const alone = (box) => curves(box).map((curve) => curve.dataset.site);
+  point("#curve button[data-site='site-39']");
+  const named = alone("curve"), same = alone("losses");
+  document.querySelector("#curve").dispatchEvent(new MouseEvent("mouseleave"));
+  const all = alone("curve").length;
+  point("#losses path[data-site='site-07']");
+  document.querySelector("#curve button[data-site='site-12']").click();
+  const pinned = alone("curve");
+  const later = () => { document.body.dataset.seen = [named, same, all, pinned, alone("losses")].join("; "); };
+  setTimeout(later, 2500); // drawn again
+}, 1000);
+</script>
+"""
+
+
+def test_the_names_of_many_curves_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty-one names fit beside a figure; more are below it, and show their curve alone."""
+    names = [f"site-{number:02d}" for number in range(40)]
+    events = [{**START, "sites": dict.fromkeys(names, 8)}]
+    for round in (1, 2):
+        events += [*(trained(name, round, 1 / round) for name in names), ended(round, 3.0)]
+        events.append(scored(round, **{name: 0.3 * round + 0.005 * i for i, name in enumerate(names)}))
+    page = server._page().replace(b"</body>", POINTED.encode() + b"</body>")
+    monkeypatch.setattr(server, "_page", lambda: page)
+    with serving(Pictured(write_run(tmp_path / "run", events))) as served:
+        shown = rendered(served.url, tmp_path / "profile").partition("<script>")[0]
+    assert re.findall(r'<button[^>]*data-site="([^"]*)"', shown) == 2 * names
+    assert 'data-seen="site-39; site-39; 40; site-12; site-12"' in shown
+
+
+def test_names_are_beside_a_figure_where_they_fit(tmp_path: Path) -> None:
+    for name, buttons in (("bea", 0), ("university-hospital-lausanne", 4)):
+        events = [{**START, "sites": {"ada": 8, name: 8}}, trained("ada", 1), trained(name, 1), ended(1, 3.0)]
+        run = write_run(tmp_path / f"run-{name}", [*events, scored(1, **{"ada": 0.5, name: 0.7})])
+        with serving(Pictured(run)) as served:
+            page = rendered(served.url, tmp_path / f"{name}-profile").partition("<script>")[0]
+        assert page.count("<button") == buttons
+        assert page.count(f">{name}</") == 2 + 1  # both figures and the table of sites
 
 
 def test_a_page_with_a_token_reads_its_figures(tmp_path: Path) -> None:
