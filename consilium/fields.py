@@ -45,7 +45,7 @@ def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str, about: 
         if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]  # fmt: skip
     if missing:
-        raise StudyError(f"[{section}] {missing[0]} is required.")
+        raise StudyError(f"[{section}] {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} required.")
     return kind(**values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,20 @@ def test_the_first_round_of_every_phase_is_that_of_the_whole_line(name: str) -> 
 def test_a_study_cannot_make_a_site_list_more_rounds_than_it_can_hold(federation: Path) -> None:
     with pytest.raises(StudyError, match="rounds = 1000000000000: it must be at most 1000000"):
         toy_study(federation, study__rounds=10**12)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "[hospital.toml] site, data, memory, labels are required."),
+        ('site = "ada"\nmemory = "m"\n[limits]\nrounds = 3', "[hospital.toml] data, labels are required."),
+        ('site = "ada"\nmemory = "m"\ndata = "d"', "[hospital.toml] labels is required."),
+    ],
+)
+def test_all_missing_keys_are_named_at_once(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "hospital.toml").write_text(text)
+    with pytest.raises(StudyError, match=re.escape(said)):
+        read_hospital(tmp_path / "hospital.toml")
 
 
 def test_limits_must_be_numbers_from_zero(tmp_path: Path) -> None:
