@@ -119,11 +119,11 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, remedy: str = "restore it, or start the study again elsewhere") -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); restore it, or start the study again elsewhere.") from error
+        raise RunError(f"{path} cannot be read ({error}); {remedy}.") from error
 
 
 _CHECK = re.compile(r', "(.{3})": "(.{8})"\}$')  # at the end of a line: its own name may be damaged too

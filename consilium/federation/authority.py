@@ -20,6 +20,7 @@ from consilium.federation.certificates import Certificate, shown, sign_revoked
 from consilium.files import make_folder, read_json, write_json
 
 FILE = "cert.json"
+REMEDY = "restore it from a backup, or make a new set of kits in another folder with `consilium federation kits`"
 _ROOT, _KEY = "root_cert", "root_pri_key"  # as NVIDIA FLARE calls them
 
 
@@ -54,8 +55,13 @@ class Authority:
     @property
     def private_key(self) -> RSAPrivateKey:
         key = load_pem_private_key(self.key.encode(), password=None)
-        assert isinstance(key, RSAPrivateKey)  # NVIDIA FLARE makes no others
+        if not isinstance(key, RSAPrivateKey):  # NVIDIA FLARE makes no others
+            raise ValueError("its key is not an RSA key")
         return key
+
+    def check(self) -> None:
+        """Raises ValueError if a certificate or the key is damaged."""
+        _ = self.root_certificate, self.private_key, [self.certificates(name) for name in self.issued]
 
     def revoked_list(self) -> bytes:
         return sign_revoked(self.revoked, self.number, self.root_certificate, self.private_key)
@@ -75,10 +81,18 @@ def read_authority(folder: Path, names: Mapping[str, str] | None = None) -> Auth
     path = folder / FILE
     if not path.is_file():
         raise DataError(f"{folder} is not the authority's folder; it is beside the kits that it has made (--to).")
-    facts: dict[str, Any] = read_json(path)
+    facts: dict[str, Any] = read_json(path, REMEDY)
+    try:
+        found = _told(facts, names or {})
+        found.check()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({error!r}); {REMEDY}.") from error
+    return found
+
+
+def _told(facts: Mapping[str, Any], names: Mapping[str, str]) -> Authority:
     if "issued" not in facts:  # NVIDIA FLARE's own form, with everyone's private key: kits before 0.2
-        known = names or {}
-        issued = {known.get(name, name): (one["cert"],) for name, one in facts.items() if isinstance(one, dict)}
+        issued = {names.get(name, name): (one["cert"],) for name, one in facts.items() if isinstance(one, dict)}
         return Authority(facts[_ROOT], facts[_KEY], issued, {})
     return Authority(
         facts[_ROOT],

@@ -43,7 +43,10 @@ def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
         raise DataError(
             f"{folder} is not a kit: it has no consilium.json. Kits are made by `consilium federation kits`."
         )
-    facts: Mapping[str, Any] = read_json(path)
+    remedy = "ask the consortium for a new kit"
+    facts: Mapping[str, Any] = read_json(path, remedy)
+    if not isinstance(facts, dict) or "name" not in facts:
+        raise DataError(f"{path} is damaged: it does not say whose kit this is; {remedy}.")
     kinds = {"server": "server", "admin": "admin", "office": "admin"}  # "office": kits of 0.1
     role = str(facts.get("role", kinds.get(str(facts["name"]), "site")))  # kits before 0.2 have no role
     if ("admin" if role in ROLES else role) != kind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -18,14 +19,15 @@ pytest.importorskip("nvflare")
 
 from nvflare.fuel.f3.comm_error import CommError
 
-from consilium.errors import DataError, StudyError
+from consilium.errors import DataError, StudyError, UserError
 from consilium.federation import connection_guard, job_files
 from consilium.federation.authority import read_authority
 from consilium.federation.certificates import REVOKED, Certificate, certificate_of, read_revoked
 from consilium.federation.connection_guard import Connections
 from consilium.federation.kits import add_kit, describe_kits, make_kits, renew_kit, revoke_kit
 from consilium.federation.project import Project, read_project
-from tests.cli.terminal import call
+from consilium.federation.supervisor import kit_of
+from tests.cli.terminal import call, refused
 from tests.federation.test_job_files import deployed
 
 PROJECT = Project("eyes", "localhost", 8002, ("ada", "bea"), {"max": "watch"})
@@ -128,6 +130,41 @@ def test_an_authority_of_an_earlier_version_loses_the_others_keys(consortium: tu
     assert describe_kits(file, kits)[0].startswith("server  server  valid until ")
     assert keys_in(kits / "authority") == 1
     assert read_authority(kits / "authority").issued.keys() == now["issued"].keys()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:100],
+        lambda text: "[]",
+        lambda text: text.replace("root_pri_key", "root_pri_kex"),
+        lambda text: text.replace("BEGIN CERTIFICATE", "BEGIN", 1),
+        lambda text: text.replace("BEGIN RSA PRIVATE KEY", "BEGIN", 1),
+        lambda text: text.replace('"number": 0', '"number": []'),
+    ],
+    ids=["cut", "empty", "no key", "certificate", "key", "number"],
+)
+def test_a_damaged_file_of_the_authority_is_named_with_a_remedy(
+    damage: Callable[[str], str], consortium: tuple[Path, Path]
+) -> None:
+    file, kits = consortium
+    path = kits / "authority/cert.json"
+    damaged = damage(path.read_text())
+    assert damaged != path.read_text()
+    path.write_text(damaged)
+    done = call("federation", "kits", "list", file, "--to", kits)
+    said = refused(done, str(path), "restore it from a backup, or make a new set of kits in another folder")
+    assert "study" not in said
+    assert path.read_text() == damaged  # nothing is written over it
+
+
+def test_a_damaged_kit_is_named_with_a_remedy(consortium: tuple[Path, Path]) -> None:
+    path = consortium[1] / "ada/consilium.json"
+    for text in ("{", "[]", "{}"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=re.escape(str(path))) as said:
+            kit_of(path.parent, "site")
+        assert "ask the consortium for a new kit" in str(said.value)
 
 
 def test_revoked_is_who_was_and_not_who_is_renewed(consortium: tuple[Path, Path]) -> None:
