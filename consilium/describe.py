@@ -213,7 +213,8 @@ def leaving(study: Study) -> dict[str, Any]:
 
 def leaving_text(study: Study) -> str:
     facts = leaving(study)
-    lines = [f"{facts['study']} ({facts['method']}): what leaves each of {facts['hospitals']} hospitals"]
+    whom = f"each of {facts['hospitals']} hospitals" if facts["hospitals"] > 1 else "the hospital"
+    lines = [f"{facts['study']} ({facts['method']}): what leaves {whom}"]
     for phase in facts["phases"]:
         times = f"{phase['rounds']} rounds, each" if phase["rounds"] > 1 else "1 round"
         lines += _section(

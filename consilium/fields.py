@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from consilium.errors import StudyError
+from consilium.wording import are
 
 T = TypeVar("T")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of studies, sites and runs: it becomes a folder, a tensor's path, a certificate
@@ -45,7 +46,7 @@ def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str, about: 
         if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]  # fmt: skip
     if missing:
-        raise StudyError(f"[{section}] {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} required.")
+        raise StudyError(f"[{section}] {', '.join(missing)} {are(len(missing))} required.")
     return kind(**values)
 
 

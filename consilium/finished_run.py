@@ -31,6 +31,7 @@ from consilium.predictor import Predictor, most_common
 from consilium.run_folder import RunFolder
 from consilium.study import Study
 from consilium.tasks.overlap import cleaned
+from consilium.wording import counted
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class FinishedRun:
         array = array[None] if array.ndim == facts.dimensions else array
         if array.ndim != facts.dimensions + 1 or len(array) != facts.channels:
             raise DataError(
-                f"the array has shape {np.shape(image)}; this run takes {facts.channels} channels of "
+                f"the array has shape {np.shape(image)}; this run takes {counted(facts.channels, 'channel')} of "
                 f"{facts.dimensions}-D images."
             )
         return ImageArray(array, (1.0,) * facts.dimensions, Path("array"), None)

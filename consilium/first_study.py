@@ -17,6 +17,7 @@ from consilium.fields import to_toml
 from consilium.files import write_text
 from consilium.study_reading import load_study
 from consilium.validation import check_size
+from consilium.wording import counted
 
 SAMPLED = 3  # training images per site that are opened
 LARGEST = {2: 256, 3: 96}  # pixels or voxels of the longest side in training
@@ -143,7 +144,7 @@ def _about(federation: Federation) -> str:
     cases = sum(len(site.cases) for site in federation.sites.values())
     return (
         f"{federation.task.capitalize()} of {federation.dimensions}-D images ({', '.join(federation.labels)}): "
-        f"{len(federation.sites)} sites, {cases} cases"
+        f"{counted(len(federation.sites), 'site')}, {counted(cases, 'case')}"
     )
 
 

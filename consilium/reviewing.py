@@ -15,6 +15,7 @@ from consilium.fields import to_toml
 from consilium.hospital import Hospital, too_little_privacy
 from consilium.study import Study
 from consilium.timeline import timeline
+from consilium.wording import counted
 
 
 def read_waiting(found: WaitingStudy, hospital: Hospital) -> Study:
@@ -71,7 +72,8 @@ def _work(study: Study, about: str) -> Iterator[str]:
     rounds = ", ".join(f"{count} of '{name}'" for name, count in phases.items())
     task = f"{study.facts.task} of {', '.join(study.facts.labels)}"
     yield f"Does: {task}, by the method {study.method_name}. {about}"
-    yield f"      It trains here in {study.exchanges} rounds ({rounds}), {_passes(study)} over your cases each."
+    trains = f"{counted(study.exchanges, 'round')} ({rounds})"
+    yield f"      It trains here in {trains}, {_passes(study)} over your cases each."
     yield f"      It scores models on your validation and test cases {study.scorings} times."
     yield f"      Its network has {size.parameters:,} parameters in {size.layers} layers ({size_text(size.bytes)})."
     if study.plan.sites:
@@ -88,7 +90,8 @@ def _sends(study: Study) -> Iterator[str]:
     total = 0
     for phase in leaving(study)["phases"]:
         total += phase["rounds"] * phase["bytes"]
-        yield f"  in each of {phase['rounds']} rounds of '{phase['phase']}' {size_text(phase['bytes'])}:"
+        when = f"each of {phase['rounds']} rounds" if phase["rounds"] > 1 else "1 round"
+        yield f"  in {when} of '{phase['phase']}' {size_text(phase['bytes'])}:"
         for name, field in phase["fields"].items():
             yield f"    {name}: {field['what']} ({size_text(field['bytes'])})"
     yield "  once: numbers of your cases and their labels" + (
@@ -120,7 +123,7 @@ def _costs(study: Study) -> Iterator[str]:
     needs = needs_of(study)
     yield (
         f"Takes: at least {size_text(needs.memory)} of memory, {size_text(needs.disk)} of disk; at most "
-        f"{study.plan.deadline:g} s per round on {study.local.threads} thread{'s' * (study.local.threads > 1)}, "
+        f"{study.plan.deadline:g} s per round on {counted(study.local.threads, 'thread')}, "
         f"{study.exchanges * study.plan.deadline / 3600:.3g} h in all."
     )
 
@@ -138,7 +141,8 @@ def short(study: Study) -> str:
     ups = sum(phase["rounds"] * phase["bytes"] for phase in leaving(study)["phases"])
     private = "with noise" if study.privacy.on else "no noise"
     code = ", own code" if study.plugins else ""
+    rounds = counted(study.exchanges, "round")
     return printable(
-        f"{study.name}: {study.method_name}, {study.exchanges} rounds, {size_text(ups)} leave, {private}{code}, "
+        f"{study.name}: {study.method_name}, {rounds}, {size_text(ups)} leave, {private}{code}, "
         f"labels {to_toml(list(study.facts.labels))}"
     )

@@ -18,6 +18,7 @@ from consilium.site import Roster, Round
 from consilium.study import Study
 from consilium.timeline import Line, called, present
 from consilium.weights import SiteName
+from consilium.wording import are, counted
 
 
 def check_settings(study: Study) -> None:
@@ -116,7 +117,8 @@ def admitted(study: Study, line: Line, roster: Roster) -> list[str]:
         raise StudyError("[data] pooled = true leaves one site, and this method needs several; use method 'pooled'.")
     for key in ("min_sites", "sites_per_round"):
         if getattr(study.plan, key) > len(roster):
-            raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: there are {len(roster)} sites.")
+            many = f"there {are(len(roster))} {counted(len(roster), 'site')}"
+            raise StudyError(f"[study] {key} = {getattr(study.plan, key)}: {many}.")
     trusted = study.plan.aggregation.trusted
     if trusted and trusted not in roster:
         raise StudyError(f"[study] aggregation.trusted = '{trusted}': no such site trains; {nearest(trusted, roster)}")

@@ -16,6 +16,7 @@ from consilium.analysis.finding import Finding, Options, Say
 from consilium.analysis.opening import OpenRun, Runs
 from consilium.errors import UserError
 from consilium.reports.style import FAINT, sheet
+from consilium.wording import are, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +70,7 @@ def laid_out(values: Points, way: str = "tsne", seed: int = 0) -> Points:
     if way not in WAYS:
         raise UserError(f"features can be laid out by {' or '.join(WAYS)}, not by '{way}'.")
     if len(values) < 4:
-        raise UserError(f"{len(values)} cases are too few to lay out; at least 4 are needed.")
+        raise UserError(f"{counted(len(values), 'case')} {are(len(values))} too few to lay out; at least 4 are needed.")
     if not np.ptp(values, axis=0).any():  # the features of all cases are equal
         return np.zeros((len(values), 2))
     if values.shape[1] < 2:
@@ -156,10 +157,11 @@ def analyse_features(runs: Runs, options: Options, say: Say) -> Iterable[Finding
         points = laid_out(found.values, options.layout, options.seed)
         facts = to_json(found, points, options.layout)
         apart = facts["separation"]
+        many = f"{counted(len(found.seen), 'case')} of {counted(len(run.sites), 'site')}"
         yield Finding(
             "features",
             "What the selector sees",
-            f"{len(found.seen)} cases of {len(run.sites)} sites by the features the selector decides by"
+            f"{many} by the features the selector decides by"
             + ("" if apart is None else f"; silhouette of the sites {apart:.2f}"),
             facts,
             {"features": feature_map(points, found.seen, options.layout)},

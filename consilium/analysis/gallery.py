@@ -19,6 +19,7 @@ from consilium.data.site_arrays import SiteArrays
 from consilium.reports.style import INK, TRUTH, WIDTH, as_picture, bare, outline, sheet
 from consilium.site_opening import open_arrays
 from consilium.tasks.segmentation import Segmentation
+from consilium.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,7 +165,7 @@ def _true_colours(image: NDArray[Any]) -> NDArray[Any]:
 
 def _gallery_title(example: GalleryExample, cases: int) -> str:
     where = f"{example.site} (outside)" if example.outside else example.site
-    return f"{where}, {cases} cases\n{example.case}" + (f"\n{example.note}" if example.note else "")
+    return f"{where}, {counted(cases, 'case')}\n{example.case}" + (f"\n{example.note}" if example.note else "")
 
 
 def count_bars(counts: Counts, guests: Sequence[str]) -> Figure:
@@ -184,7 +185,7 @@ def count_bars(counts: Counts, guests: Sequence[str]) -> Figure:
                     axes.text(start + cases / 2, i, str(cases), ha="center", va="center", fontsize=8, color=tint)
                 start += cases
             whole = total(row)
-            note = f"{whole.cases}" if whole.slices is None else f"{whole.cases} ({whole.slices} slices)"
+            note = f"{whole.cases}" if whole.slices is None else f"{whole.cases} ({counted(whole.slices, 'slice')})"
             axes.annotate(note, (start, i), xytext=(5, 0), textcoords="offset points", va="center", fontweight="bold")
         axes.set_yticks(range(len(counts)), [f"{site} (outside)" if site in guests else site for site in counts])
         axes.set(xlabel="cases", xlim=(0, 1.2 * most))
@@ -201,7 +202,7 @@ def analyse_gallery(runs: Runs, options: Options, say: Say) -> Iterable[Finding]
     """Once for every federation among the runs."""
     once = {(run.federation.folder, tuple(run.sites)): run for run in reversed(runs.opened)}
     for run in reversed(once.values()):
-        say(f"example images of {len(run.sites)} sites")
+        say(f"example images of {counted(len(run.sites), 'site')}")
         held = counts(run)
         yield Finding(
             "gallery",

@@ -10,6 +10,7 @@ import typer
 
 from consilium.cli.train import Json
 from consilium.errors import StudyError
+from consilium.wording import are, counted
 
 if TYPE_CHECKING:
     from consilium.data.site_folder import Federation
@@ -232,7 +233,7 @@ def _prepare(study: Path, folder: Path | None, only: str | None, workers: int | 
         if only in (None, name):
             with kept("the same command", "Cases that are done"), counting(f"preparing {name}") as progress:
                 arrays = open_arrays(told, federation, name, workers or default_workers(), progress)
-            typer.echo(f"{name}: {len(arrays)} cases are ready", err=True)
+            typer.echo(f"{name}: {counted(len(arrays), 'case')} {are(len(arrays))} ready", err=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from consilium.cli.train import Json
 from consilium.errors import DataError, StudyError
+from consilium.wording import counted
 
 if TYPE_CHECKING:
     from consilium.consent import Decision, Decisions
@@ -166,7 +167,7 @@ def clean(
     else:
         raise DataError("name a hospital with --hospital FILE.toml, or a server with --kit DIR and --older DAYS.")
     for item in found:
-        typer.echo(f"{item.kind:<8} {item.name}  {size_text(item.size)}, unused for {item.days:.0f} days")
+        typer.echo(f"{item.kind:<8} {item.name}  {size_text(item.size)}, unused for {counted(round(item.days), 'day')}")
     total = size_text(sum(item.size for item in found))
     if yes:
         remove(found)

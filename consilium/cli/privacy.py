@@ -11,6 +11,7 @@ import typer
 
 from consilium.cli.train import Json
 from consilium.errors import RunError
+from consilium.wording import counted
 
 if TYPE_CHECKING:
     from consilium.left_log import ChainCheck
@@ -62,11 +63,11 @@ def ledger(
     else:
         for name, (entries, told) in found.items():
             spent = "without bound" if told["epsilon"] is None else f"{told['epsilon']:.3g}"
-            typer.echo(f"{name}: ε {spent} at δ {delta:g} ({told['accountant']}, {told['draws']} draws)")
+            typer.echo(f"{name}: ε {spent} at δ {delta:g} ({told['accountant']}, {counted(told['draws'], 'draw')})")
             for line in _lines(entries):
                 typer.echo(f"  {line}")
             if not chains[name].faults:
-                typer.echo(f"  log: {chains[name].lines} lines{_chained(chains[name])}")
+                typer.echo(f"  log: {counted(chains[name].lines, 'line')}{_chained(chains[name])}")
     for name, chain in chains.items():
         for fault in chain.faults:
             typer.echo(f"{places[name] / LOG}: {fault}", err=True)

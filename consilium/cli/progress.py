@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from consilium.wording import counted
+
 
 @contextmanager
 def kept(how: str, what: str = "Committed rounds") -> Iterator[None]:
@@ -98,14 +100,14 @@ class _RunStatus:
             )  # fmt: skip
             verb = "training" if what == "start" else f"continuing after round {event['round']} of"
             cases = ", ".join(f"{name} {n}" for name, n in event["sites"].items())
-            many = f"{event['rounds']} round{'s' if event['rounds'] != 1 else ''}"
-            return f"{event['method']}: {verb} {many} at {len(event['sites'])} sites ({cases})"
+            many, where = counted(event["rounds"], "round"), counted(len(event["sites"]), "site")
+            return f"{event['method']}: {verb} {many} at {where} ({cases})"
         if what == "warning":
             return f"note: {event['text']}"
         if what == "left out":
             return f"note: site '{event['site']}' is left out: {event['why']}"
         if what == "privacy":
-            told = f"ε {event['epsilon']:.3g} at δ {event['delta']:.3g} over {event['rounds']} rounds"
+            told = f"ε {event['epsilon']:.3g} at δ {event['delta']:.3g} over {counted(event['rounds'], 'round')}"
             whose = "patients" if event.get("unit") == "patient" else "cases"
             return f"note: differential privacy of every site's training {whose}: {told}"
         if what == "unscored" and event["phase"] in ("best", "last"):

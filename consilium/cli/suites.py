@@ -12,6 +12,7 @@ import typer
 from consilium.cli import completing
 from consilium.cli.train import Json, Quiet, Workers
 from consilium.errors import WorkError
+from consilium.wording import counted
 
 if TYPE_CHECKING:
     from consilium.cli.progress import ProgressDisplay
@@ -82,7 +83,7 @@ def _list(prospects: Sequence[SuiteRun], as_json: bool) -> None:
         where = f"  {prospect.folder}" if prospect.folder else ""
         typer.echo(f"{number:3d}  {prospect.state:14s}  {prospect.title}{where}")
     left = sum(prospect.state != "done" for prospect in prospects)
-    typer.echo(f"{len(prospects)} runs, {left} to do", err=True)
+    typer.echo(f"{counted(len(prospects), 'run')}, {left} to do", err=True)
 
 
 def _show(result: SuiteResult) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from consilium.data.dicom import DICOM_SUFFIXES, is_segmentation, read_block, read_segmentation
 from consilium.data.limits import MOST_HEADER, refuse_large
 from consilium.errors import DataError
+from consilium.wording import counted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -272,4 +273,4 @@ _IS_PICTURE = "is a single picture, but federation.toml says dimensions = 3; set
 
 def _is_volume(slices: int) -> str:
     told = "but federation.toml says dimensions = 2; set dimensions = 3, or give pictures."
-    return f"is a volume of {slices} slices, {told}"
+    return f"is a volume of {counted(slices, 'slice')}, {told}"

@@ -77,7 +77,8 @@ def read_stored(path: Path, dimensions: int, channels: int) -> ImageArray:
     raw = _decode(path, dimensions, channels, mask=False)
     if raw.array.dtype.kind == "f" and not np.isfinite(raw.array).all():
         count = int((~np.isfinite(raw.array)).sum())
-        raise ImageError(path, f"has {count} values that are not finite numbers; replace them by the background value.")
+        wrong = "a value that is not a finite number" if count == 1 else f"{count} values that are not finite numbers"
+        raise ImageError(path, f"has {wrong}; replace {'it' if count == 1 else 'them'} by the background value.")
     return ImageArray(raw.array, raw.spacing, path, raw.geometry)
 
 

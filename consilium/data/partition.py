@@ -26,6 +26,7 @@ from consilium.data.splits import VALID, set_aside
 from consilium.errors import DataError, StudyError
 from consilium.fields import nearest
 from consilium.randomness import numpy_generator
+from consilium.wording import are, counted
 
 SCHEMES = ("pathological", "practical", "dirichlet")
 REDRAWS = 200  # of a Dirichlet draw that leaves a site without cases
@@ -143,7 +144,8 @@ def _one_site(source: Path) -> tuple[Federation, SiteFolder]:
     (site,) = sites
     if waiting := sum(not case.split for case in site.cases):
         remedy = f"draw them with `consilium check {federation.folder} --split 0.7,0.1,0.2`"
-        raise DataError(f"{waiting} cases of site {site.name!r} have no split; {remedy}.")
+        verb = "has" if waiting == 1 else "have"
+        raise DataError(f"{counted(waiting, 'case')} of site {site.name!r} {verb} no split; {remedy}.")
     return federation, site
 
 
@@ -173,8 +175,8 @@ def _dealt(federation: Federation, site: SiteFolder, how: Cut) -> list[list[Case
     training = sum(len(groups) for (part, _), groups in patients.items() if part == "training")
     if training < 2 * how.sites:
         raise DataError(
-            f"{training} training cases are too few for {how.sites} sites, one to train and one to validate at each; "
-            "lower --sites or raise --share."
+            f"{counted(training, 'training case')} {are(training)} too few for {counted(how.sites, 'site')}, one to "
+            "train and one to validate at each; lower --sites or raise --share."
         )
     for draw in range(REDRAWS if how.scheme == "dirichlet" else 1):
         held = shares(how, len(federation.labels), draw)
@@ -203,8 +205,8 @@ def _deal(
             continue
         if promised and part == "training" and len(groups) < len(holders):
             raise DataError(
-                f"class {label!r} has {len(groups)} training cases, but {len(holders)} of {how.sites} sites are to "
-                "hold it; lower --sites, or raise --share."
+                f"class {label!r} has {counted(len(groups), 'training case')}, but {len(holders)} of {how.sites} sites "
+                "are to hold it; lower --sites, or raise --share."
             )
         if promised and part == "test" and len(groups) < 2 * len(holders):  # one for each would be most of them
             counts = _carried(column * len(groups), owed)

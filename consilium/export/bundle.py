@@ -22,6 +22,7 @@ from consilium.export.network import SCRIPTS, Portable, outputs_of
 from consilium.study import Study
 from consilium.tasks.segmentation import Segmentation
 from consilium.weights import Weights
+from consilium.wording import counted
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 WEIGHTS = "models/model.safetensors"
@@ -130,7 +131,7 @@ def describe(study: Study, network: Portable, model: Model, scores: Mapping[str,
         "intended_use": NOT_A_DEVICE,
         "references": [study.method.paper],
         "data_type": "png, jpeg, tiff" if facts.dimensions == 2 else "nifti",
-        "image_classes": f"{facts.channels} channels, intensities normalised: {study.preprocess.normalise}",
+        "image_classes": f"{counted(facts.channels, 'channel')}, intensities normalised: {study.preprocess.normalise}",
         "pred_classes": "logits; " + "; ".join(f"channel {i}: {text}" for i, text in _channels(study).items()),
         "eval_metrics": dict(scores),
         "network_data_format": _data_format(study, network),

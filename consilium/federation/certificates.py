@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from cryptography.x509.oid import NameOID
 
 from consilium.errors import DataError
+from consilium.wording import counted
 
 AHEAD = timedelta(days=30)  # an end that is nearer is warned of
 REVOKED = "revoked.pem"  # the authority's list, in a kit
@@ -41,7 +42,7 @@ class Certificate:
         if self.expires - datetime.now(UTC) > AHEAD:
             return ""
         on = f"{self.expires:%Y-%m-%d}"
-        when = f"expired on {on}" if self.days < 0 else f"expires on {on}, in {self.days} days"
+        when = f"expired on {on}" if self.days < 0 else f"expires on {on}, in {counted(self.days, 'day')}"
         return (
             f"the certificate of '{self.name}' {when}; the consortium renews it with `consilium federation kits renew`."
         )

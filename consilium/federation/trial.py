@@ -21,6 +21,7 @@ from consilium.federation.project import Project
 from consilium.federation.supervisor import end, prepare, start
 from consilium.fields import to_toml
 from consilium.study import Study, with_plan
+from consilium.wording import counted
 
 START = 180.0  # seconds until all processes are up, on a busy machine
 
@@ -118,7 +119,7 @@ def try_federation(study: Study, count: int | None, runs: Path) -> Path:
     """Run a study as a federation of the first `count` sites; returns the run folder in `runs`."""
     names = tuple(sorted(study.plan.sites or study.federation().sites))
     if count is not None and not 1 <= count <= len(names):
-        raise StudyError(f"--sites {count}: the study has {len(names)} sites.")
+        raise StudyError(f"--sites {count}: the study has {counted(len(names), 'site')}.")
     members = names[:count]
     study = with_plan(study, sites=members)
     everyone = tuple(sorted({*members, *study.plan.leave_out}))

@@ -51,7 +51,7 @@ def _content(
     tints = drawings.tints(every, comparison)
     sites = _sites(runs)
     return {
-        "title": title or f"Federated training across {_number(len(sites))} sites",
+        "title": title or f"Federated training across {_number(len(sites))} site{'s' * (len(sites) != 1)}",
         "lead": _lead(comparison) if comparison else "No run is finished yet; this page shows how far they are.",
         "unfinished": [run.name for run in runs if not run.summary],
         "unscored": [(run.name, ", ".join(run.unscored)) for run in runs if run.unscored],

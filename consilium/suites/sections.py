@@ -19,6 +19,7 @@ from consilium.suites.settings import (
     Settings,
     refuse_twice,
 )
+from consilium.wording import counted
 
 STATE = "local.optimizer_state"  # of all methods of a table alike: in [grid] a table for each, in [choose] one for all
 FEDERATION = "data.federation"  # in [grid]: the table has a column for each
@@ -125,10 +126,8 @@ class PaperTable:
             raise StudyError(f"[paper] about = {self.about!r}: it must be one of {', '.join(ABOUT)}.")
         for name, values in self.rows.items():
             if len(values) != len(self.columns):
-                raise StudyError(
-                    f"[paper] row '{name}' has {len(values)} values for {len(self.columns)} columns; "
-                    'write "" where the paper has no number.'
-                )
+                many = f"{counted(len(values), 'value')} for {counted(len(self.columns), 'column')}"
+                raise StudyError(f"[paper] row '{name}' has {many}; write \"\" where the paper has no number.")
 
 
 @dataclass(frozen=True)

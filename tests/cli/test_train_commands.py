@@ -95,6 +95,15 @@ def test_one_json_document(study: Path) -> None:
     assert run(study, "--json").document == done.document
 
 
+@pytest.mark.usefixtures("no_report")
+def test_one_site_and_one_round_are_told_in_the_singular(federation: Path, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "toy.toml", federation, rounds=1)
+    study.write_text(study.read_text().replace("[study]", '[study]\nsites = ["ada"]'))
+    assert run(study).err.startswith("fedavg: training 1 round at 1 site (ada 8)\n")
+    refused(run(study, "--set", "study.min_sites=2"), "[study] min_sites = 2: there is 1 site.")
+    assert "what leaves the hospital\n" in call("methods", "--study", study).out
+
+
 @pytest.mark.federation  # it starts a process
 def test_worker_processes_give_the_same_bytes(study: Path, finished: Finished) -> None:
     folder = trained(study, workers=1)

@@ -301,7 +301,9 @@ def test_a_study_signed_by_one_who_watches_or_was_revoked_does_not_run(
 # ------------------------------------------------------------------------------------ the end of a certificate
 
 
-@pytest.mark.parametrize(("days", "said"), [(31, ""), (29, "expires on .*, in 29 days"), (-2, "expired on")])
+@pytest.mark.parametrize(
+    ("days", "said"), [(31, ""), (29, "expires on .*, in 29 days"), (1, "expires on .*, in 1 day;"), (-2, "expired on")]
+)
 def test_an_end_is_warned_of_thirty_days_ahead(days: int, said: str) -> None:
     import re
 

@@ -97,7 +97,7 @@ def test_a_package_has_models_and_no_scores(finished: dict[str, FinishedRun], tm
     [
         (lambda run: run.super_model(), StudyError, "a run of 'fedavg' has no super model"),
         (lambda run: run.model(site="ada"), StudyError, "site 'ada'"),
-        (lambda run: run.predict(np.zeros((3, 16, 16))), DataError, "this run takes 1 channels of 2-D images"),
+        (lambda run: run.predict(np.zeros((3, 16, 16))), DataError, "this run takes 1 channel of 2-D images"),
         (lambda run: run.evaluate(split="tests"), StudyError, "it must be one of train, valid, test"),
     ],
 )

@@ -114,7 +114,7 @@ BAD_RESTS = [
         "[grid] has both federations and sites left out in turn",
     ),
     ('[paper]\ncaption = "T"\ncolumns = ["a"]', "[paper] rows is required."),
-    ('[paper]\ncaption = "T"\ncolumns = ["a"]\nrows = {X = [1, 2]}', "[paper] row 'X' has 2 values for 1 columns"),
+    ('[paper]\ncaption = "T"\ncolumns = ["a"]\nrows = {X = [1, 2]}', "[paper] row 'X' has 2 values for 1 column;"),
     ('[paper]\nfile = "none.toml"\ntables = ["t"]', "cannot read the file of the paper's tables"),
     ('[paper]\nlabel = "disc"\ncaption = "T"\ncolumns = []\nrows = {}', "is about label 'disc', which is not in"),
     ("[base.lokal]\nlr = 1", "[base] has no section 'lokal'; did you mean 'local'?"),

@@ -20,6 +20,7 @@ from consilium.data.orientation import affine_of, axes_to_same_grid, turned
 from consilium.data.preprocess import shape_text
 from consilium.data.site_folder import inside_of
 from consilium.errors import DataError
+from consilium.wording import counted
 
 GREY = np.array([0.299, 0.587, 0.114])  # of red, green and blue, as television does
 MAJORITY = "majority"
@@ -42,7 +43,9 @@ def read_case(case: RawCase, found: Found, rater: str) -> ReadCase:
         image = _stacked([image, *(read_stored(path, found.dimensions, 1) for path in case.images[1:])])
     chosen = image.array if case.channel is None else image.array[case.channel : case.channel + 1]
     if not len(chosen):
-        raise ImageError(case.images[0], f"has {len(image.array)} channels; number {case.channel} is asked for.")
+        raise ImageError(
+            case.images[0], f"has {counted(len(image.array), 'channel')}; number {case.channel} is asked for."
+        )
     chosen = _coloured(chosen, found.channels, case.images[0])
     kept = len(case.images) == 1 and chosen.shape == image.array.shape and not case.left_half
     image = replace(image, array=chosen)
@@ -145,7 +148,7 @@ def _coloured(array: NDArray[Any], channels: int, path: Path) -> NDArray[Any]:
     if (have, channels) == (3, 1):
         grey = np.tensordot(GREY, array.astype(np.float64), 1)[None]
         return (grey if array.dtype.kind == "f" else np.rint(grey)).astype(array.dtype)
-    raise ImageError(path, f"has {have} channels, not {channels}; say with --channels how many there are.")
+    raise ImageError(path, f"has {counted(have, 'channel')}, not {channels}; say with --channels how many there are.")
 
 
 def _left(array: NDArray[Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ from consilium.data.formats import PILLOW_SUFFIXES, suffix_of
 from consilium.data.images import read_image
 from consilium.data.importers.published import Published, files_in, one_file, part, read_npz
 from consilium.errors import DataError
+from consilium.wording import counted
 
 SOURCE = "MedNIST (Erickson et al., from TCIA, RSNA and NIH collections)"
 LICENCE = "CC-BY-SA-4.0"
@@ -34,7 +35,9 @@ def _folders(folder: Path) -> Published:
     files = [path for path in files if len(path.relative_to(folder).parts) == 2]
     classes = sorted({path.parent.name for path in files})
     if len(classes) < 2:
-        raise DataError(f"{folder} has pictures in {len(classes)} folders; there must be a folder for each class.")
+        raise DataError(
+            f"{folder} has pictures in {counted(len(classes), 'folder')}; there must be a folder for each class."
+        )
     pictures = [read_image(path, 2, 1).array[0] for path in files]
     sizes = sorted({picture.shape for picture in pictures})
     if len(sizes) > 1:
