@@ -27,6 +27,7 @@ class Plan:
     rounds: int = 150  # the paper's rounds; adaptation and calibration come on top
     seed: int = 0
     score_every: int = 5
+    test_rounds: int = 0  # test cases are scored in the last so many rounds, and of the best state; 0: in every scoring
     sites: tuple[str, ...] = ()  # empty: all
     leave_out: tuple[str, ...] = ()  # guests: they do not train and are scored as outside hospitals
     # {hk = [3, 4]}: rounds a site does not answer; or by name, phases that are not the paper's rounds: "adapt"
@@ -51,6 +52,7 @@ class Plan:
         for name, low in (
             ("rounds", 1),
             ("score_every", 1),
+            ("test_rounds", 0),
             ("min_sites", 1),
             ("max_cases", 1),
             ("sites_per_round", 0),
@@ -86,6 +88,10 @@ class Plan:
         if both:
             raise StudyError(f"[study] '{min(both)}' is in both sites and leave_out; choose one.")
 
+    def tested(self, step: int, total: int) -> bool:
+        """Whether test cases too are scored after this step of a phase; those of the best and last state always are."""
+        return not self.test_rounds or step >= total - self.test_rounds
+
     def quorum_of(self, asked: int) -> int:
         """How many of so many sites close a round."""
         if self.wait == "all":
@@ -101,7 +107,7 @@ class Plan:
 
 
 # keys that came later: at their defaults, older runs keep their hash
-_NEW = ("max_cases", "wait", "quorum", "silence", "rejoin", "transport", "compress")
+_NEW = ("test_rounds", "max_cases", "wait", "quorum", "silence", "rejoin", "transport", "compress")
 LATER = {name: getattr(Plan, name) for name in _NEW}
 LATER["aggregation"] = plain(Aggregation())
 LATER_TASK = {"scores": [], "dice_background": False, "patch_around": "labels", "keep_depth": False, "initial": ""}

@@ -161,7 +161,7 @@ class Computed(Mapping[str, Tensor]):
         return len(self.like)
 
 
-def total(tensors: Sequence[Tensor]) -> Tensor:
+def sum_of_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape; large ones are added one by one, so that memory holds the sum only."""
     if sum(tensor.nbytes for tensor in tensors) <= HELD:
         return torch.stack(list(tensors)).sum(0)

@@ -101,7 +101,9 @@ class Worker:
         except NotForOutsiders:
             return
         predictors = [first, *first.others(), *(first.elsewhere() if request.full else ())]
-        for split in SCORED:
+        assert request.round is not None
+        tested = request.full or self.study.plan.tested(request.round.step, request.round.total)
+        for split in SCORED if tested else SCORED[:1]:
             for predictor in predictors:
                 try:
                     yield from self._scores(predictor, split, request.full)

@@ -79,7 +79,7 @@ def _summary(active: ActiveRun, best: Best, best_round: int, last_round: int) ->
         bytes_down=sum(event["bytes_down"] for event in train),
         peak_memory_mb=round3(peak_memory_mb() + max(active.memory_mb.values(), default=0.0)),
         best_rounds=rounds,
-        all_rows=rows,
+        all_rows=() if active.study.plan.test_rounds else rows,  # bmcta is of all rounds
         joint=[row for row in rows if row.phase not in ("best", "last")] if apart else (),
     )
     hidden = _hidden(active)

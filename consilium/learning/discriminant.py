@@ -21,7 +21,7 @@ from torch import Tensor
 from consilium.ranges import Items, Range
 from consilium.site import Count
 from consilium.tree import message
-from consilium.weights import SiteName, total
+from consilium.weights import SiteName, sum_of_tensors
 
 # tried on validation cases: shrinkage towards the diagonal, and temperature of the softmax
 SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
@@ -132,7 +132,7 @@ def discriminant(sums: Mapping[SiteName, FeatureSums]) -> Discriminant:
     """The discriminant from the sums of every site, with OAS shrinkage, temperature 1 and no limits."""
     names = sorted(sums)
     free = max(1, sum(sums[name].n for name in names) - len(names))
-    within = total([sums[name].scatter for name in names]) / free
+    within = sum_of_tensors([sums[name].scatter for name in names]) / free
     found = Discriminant({name: sums[name].mean for name in names}, within, 1.0, 1.0, {})
     return replace(found, shrinkage=oas_shrinkage(Space(found).correlation, free))
 

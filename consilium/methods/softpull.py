@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from consilium.site import Roster
-from consilium.weights import HELD, SMALL, Computed, SiteName, Weights, total
+from consilium.weights import HELD, SMALL, Computed, SiteName, Weights, sum_of_tensors
 
 
 def weak_pull(pull: float, roster: Roster) -> list[str]:
@@ -42,11 +42,11 @@ def pulled(personal: Mapping[SiteName, Weights], pull: float) -> dict[SiteName, 
         if not tensors[0].is_floating_point():
             all_of_them = None
         elif size > HELD:
-            sums[key] = total(tensors)
+            sums[key] = sum_of_tensors(tensors)
             _forget(personal.values(), key, tensors[0])
             continue
         else:
-            all_of_them = total(tensors)
+            all_of_them = sum_of_tensors(tensors)
         for name, own in zip(names, tensors):
             held[name][key] = own if all_of_them is None else own * (pull - other) + all_of_them * other
 

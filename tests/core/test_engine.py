@@ -273,6 +273,25 @@ def test_score_every_and_always_the_last_round(
     assert [number for number, phase, _ in desk.scored if phase == "train"] == expected
 
 
+def test_test_cases_wait_for_the_last_rounds(federation: Path, tmp_path: Path) -> None:
+    """Four rounds, all scored on validation, the last two on test as well; models and final scores are the same."""
+    runs = {}
+    for tests in (0, 2):
+        study = toy_study(federation, study__rounds=4, study__score_every=1, study__test_rounds=tests)
+        runs[tests] = RunFolder.open(simulation.run(study, tmp_path, workers=0).folder)
+    found = {
+        (row.round, row.split) for row in runs[2].rows() if row.phase == "train"
+    }  # of the site's own rounds, not of the end
+    assert found == {(1, "valid"), (2, "valid"), (3, "valid"), (4, "valid"), (3, "test"), (4, "test")}
+    seldom, always = (
+        [row for row in runs[tests].rows() if (row.round, row.split) in found or row.phase != "train"]
+        for tests in (2, 0)
+    )
+    assert seldom == always
+    for name in ("best.safetensors", "last.safetensors"):
+        assert (runs[0].path / name).read_bytes() == (runs[2].path / name).read_bytes()
+
+
 def test_the_best_on_validation_is_kept(federation: Path, tmp_path: Path) -> None:
     """Site means by round: valid .3 .7 .7 .5, test .1 .25 .9 .8. Round 2 is best (ties stay with the earlier one)."""
     tables = {"valid": [0.3, 0.7, 0.7, 0.5], "test": [0.1, 0.25, 0.9, 0.8]}
