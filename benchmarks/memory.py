@@ -30,7 +30,7 @@ class Seen:
 
 
 def many_sites(folder: Path, repeats: int) -> list[Measured]:
-    """FedAvg and FedSM with a 30 MB network at 6 and at 24 sites, two worker processes; `repeats` changes nothing here."""
+    """FedAvg and FedSM, a network of 30 MB, 6 and 24 sites, two worker processes; `repeats` changes nothing here."""
     write_small(folder / "small")
     few, many = _in_new_process(folder, FEW), _in_new_process(folder, MANY)
     lines = []
