@@ -210,6 +210,7 @@ def check(suite: Suite) -> None:
             study = study_of(suite, Planned(row, chosen, suite.heading.chosen_on))
             tried.add(study.local.optimizer_state)
             scores |= dict.fromkeys(study.metrics)
+            _check_tests(suite, study)
             known = (*study.facts.labels, MEAN)
             for label in suite.heading.labels:
                 if label not in known:
@@ -224,6 +225,20 @@ def check(suite: Suite) -> None:
         raise StudyError(
             f"{names} do not have the same {STATE}, and no table mixes them: write it in [base.local] for all methods, "
             "in [choose] to choose it once for all, or in [grid] for a table of each."
+        )
+
+
+def _check_tests(suite: Suite, study: Study) -> None:
+    """Reject a study that scores test cases in fewer rounds than the suite's tables need."""
+    tests, last = study.plan.test_rounds, (suite.heading.last_rounds - 1) * study.plan.score_every + 1
+    if tests and suite.heading.oscillation:
+        raise StudyError(
+            f"[study] test_rounds = {tests}: [suite] oscillation needs test scores of all rounds; write 0."
+        )
+    if tests and suite.heading.last_rounds and tests < last:
+        raise StudyError(
+            f"[study] test_rounds = {tests}: [suite] last_rounds = {suite.heading.last_rounds} needs test scores of "
+            f"the last {last} rounds; write {last} or more, or 0 for all."
         )
 
 

@@ -270,3 +270,25 @@ def test_every_study_is_checked_before_any_is_run(
     suite = load_suite(write_suite(tmp_path, federation, f"{HEAD}\n{head}", rest))
     with pytest.raises(StudyError, match=sentence):
         check(suite)
+
+
+@pytest.mark.parametrize(
+    ("heading", "settings", "said"),
+    [
+        ("last_rounds = 3", '"study.test_rounds" = 2', "last 3 rounds; write 3"),
+        ("last_rounds = 3", '"study.test_rounds" = 6\n"study.score_every" = 3', "last 7 rounds; write 7"),
+        ("last_rounds = 3", '"study.test_rounds" = 7\n"study.score_every" = 3', ""),
+        ("oscillation = true", '"study.test_rounds" = 9', "oscillation needs test scores of all rounds"),
+        ("oscillation = true", '"study.test_rounds" = 0', ""),
+    ],
+)
+def test_tables_of_late_rounds_need_their_test_scores(
+    heading: str, settings: str, said: str, tmp_path: Path, federation: Path
+) -> None:
+    every = settings if "score_every" in settings else f'{settings}\n"study.score_every" = 1'
+    path = write_suite(tmp_path, federation, f'methods = ["fedavg"]\n{heading}', f"[methods.fedavg]\n{every}")
+    if not said:
+        check(load_suite(path))
+        return
+    with pytest.raises(StudyError, match=said):
+        check(load_suite(path))
