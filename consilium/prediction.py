@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +135,10 @@ def open_at_hospital(hospital: Hospital, run: str | None = None) -> tuple[Study,
     study = load_study(place / "study.toml")
     task = study.task.on(pick_device(hospital.device, 0))
     norm = LocalNorm.of(task, study.local.batchnorm, hospital.site)
-    return study, open_released(study.method, task, norm, study.local, place, hospital.site)
+    predictor = open_released(study.method, task, norm, study.local, place, hospital.site)
+    with contextlib.suppress(OSError):  # a reader who may not write still predicts
+        os.utime(place)  # `federation clean` counts the days from the last use
+    return study, predictor
 
 
 def trained_on_at_hospital(hospital: Hospital, run: str | None = None) -> DataProfile | None:

@@ -28,7 +28,7 @@ class Leftover:
     name: str
     paths: tuple[Path, ...]
     size: int
-    days: float  # since anything in it was last written
+    days: float  # since anything in it was last written, or a release opened
 
 
 def of_hospital(hospital: Hospital, kit: Path | None, older: float | None = None) -> list[Leftover]:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +27,11 @@ from consilium.cli.main import main
 from consilium.errors import StudyError, WorkError
 from consilium.export.exporting import export_delivered
 from consilium.federation.admin import for_federation
+from consilium.federation.cleaning import of_hospital
 from consilium.federation.forecasting import forecast_study
 from consilium.federation.hospital_site import ClosedSite, HospitalSite
 from consilium.fields import plain
-from consilium.hospital import Hospital, Limits, read_hospital
+from consilium.hospital import Hospital, Keep, Limits, read_hospital
 from consilium.hospital_policy import HospitalPolicy
 from consilium.left_lines import log_failure
 from consilium.left_log import LOG
@@ -150,6 +152,19 @@ def test_a_hospital_exports_the_model_that_never_left(
     kept = load_file(tmp_path / "model" / "personal_bea" / "models" / "model.safetensors")
     own: Any = predictor
     assert sorted(t.sum().item() for t in kept.values()) == sorted(t.sum().item() for t in own.weights.values())
+
+
+def test_a_release_that_is_used_is_not_cleaned_away(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    deploy(toy_study(federation, study__rounds=1), hospitals, tmp_path / "server")
+    bea = replace(hospitals["bea"], keep=Keep(releases=30))
+    (place,) = {path.parent for path in Path(bea.memory).glob("*/release.json")}
+    for path in [*place.rglob("*"), place]:
+        os.utime(path, (time.time() - 40 * 86_400,) * 2)
+    assert [(item.kind, round(item.days)) for item in of_hospital(bea, None)] == [("release", 40)]
+    open_at_hospital(bea)
+    assert of_hospital(bea, None) == []
 
 
 def test_no_case_name_leaves(hospitals: dict[str, Hospital], federation: Path, tmp_path: Path) -> None:
