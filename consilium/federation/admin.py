@@ -16,9 +16,9 @@ from typing import Any
 from nvflare.fuel.flare_api.api_spec import AuthorizationError, JobNotFound, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-from consilium.errors import RunError, StudyError, WorkError
+from consilium.errors import DataError, RunError, StudyError, WorkError
 from consilium.federation.cell_guard import guard_cells
-from consilium.federation.certificates import certificate_of
+from consilium.federation.certificates import certificate_of, require_one_kit
 from consilium.federation.downloads import copy_plain, guard_downloads, inside
 from consilium.federation.job_files import write_app
 from consilium.federation.places import STANDING
@@ -240,6 +240,9 @@ class AdminClient:
 def open_admin(kit: Path, seconds: float = 10.0) -> Iterator[AdminClient]:
     """Log in with the administrator's kit."""
     facts = kit_of(kit, "admin")
+    require_one_kit(kit, str(facts.get("user", "")))
+    if (own := certificate_of(kit)).days < 0:
+        raise DataError(own.warning())
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     guard_cells()
     guard_downloads()

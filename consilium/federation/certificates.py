@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.x509.oid import NameOID
@@ -63,14 +64,40 @@ def shown(pem: bytes) -> Certificate:
 
 def certificate_of(kit: Path) -> Certificate:
     """The kit's own."""
+    path = _own(kit)
+    try:
+        return shown(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path} is no certificate: {error}; ask the consortium for a new kit.") from error
+
+
+def _own(kit: Path) -> Path:
     for name in ("client.crt", "server.crt"):
         path = kit / "startup" / name
         if path.is_file():
-            try:
-                return shown(path.read_bytes())
-            except ValueError as error:
-                raise DataError(f"{path} is no certificate: {error}; ask the consortium for a new kit.") from error
+            return path
     raise DataError(f"{kit} has no certificate in `startup`; ask the consortium for a new kit.")
+
+
+def require_one_kit(kit: Path, user: str = "") -> None:
+    """Refuse a kit put together from parts of several, which would try to connect for ever; `user` is its owner."""
+    found = certificate_of(kit)
+    path = _own(kit)
+    remedy = "copy the whole `startup` folder of the kit that the consortium made or renewed"
+    if user and found.name != user:
+        raise DataError(f"{path} is of '{found.name}', but the kit is of '{user}'; {remedy}.")
+    own = x509.load_pem_x509_certificate(path.read_bytes())
+    try:
+        key = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
+        root = x509.load_pem_x509_certificate((kit / ROOT).read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path.parent} has no key or no authority that can be read ({error}); {remedy}.") from error
+    if key.public_key() != own.public_key():
+        raise DataError(f"{path.with_suffix('.key')} does not belong to {path.name}; {remedy}.")
+    try:
+        own.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise DataError(f"{path} is not by the authority of {ROOT.name} beside it; {remedy}.") from error
 
 
 def sign_revoked(serials: Mapping[int, datetime], number: int, root: x509.Certificate, key: RSAPrivateKey) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -18,14 +19,14 @@ import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 
 from consilium import children
 from consilium.errors import DataError, RunError
-from consilium.federation.certificates import certificate_of
+from consilium.federation.certificates import certificate_of, require_one_kit
 from consilium.federation.events import note, rotate
 from consilium.federation.kit_settings import close_kit
 from consilium.federation.metrics import Participant, address_of, served
 from consilium.federation.places import ALLOWED, CONNECTED, EVENTS, OUTPUT
 from consilium.federation.project import ROLES
 from consilium.federation.settings_check import OwnSettings, Reader, read_apart, read_here
-from consilium.files import append_lines, make_folder, read_json
+from consilium.files import append_lines, make_folder
 
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
@@ -47,11 +48,12 @@ def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
     facts: Mapping[str, Any] = read_json(path, remedy)
     if not isinstance(facts, dict) or "name" not in facts:
         raise DataError(f"{path} is damaged: it does not say whose kit this is; {remedy}.")
+    name = str(facts["name"])
     kinds = {"server": "server", "admin": "admin", "office": "admin"}  # "office": kits of 0.1
-    role = str(facts.get("role", kinds.get(str(facts["name"]), "site")))  # kits before 0.2 have no role
+    role = str(facts.get("role", kinds.get(name, "site")))  # kits before 0.2 have no role
     if ("admin" if role in ROLES else role) != kind:
         wanted = "an administrator" if kind == "admin" else f"a {kind}"
-        raise DataError(f"{folder} is the kit of '{facts['name']}', which is not {wanted}.")
+        raise DataError(f"{folder} is the kit of '{name}', which is not {wanted}.")
     return facts
 
 
@@ -82,6 +84,7 @@ def prepare(
     """
     folder = folder.resolve()
     facts = kit_of(folder, kind)
+    require_one_kit(folder, str(facts.get("user", "")))
     close_kit(folder, kind)
     if hospital is not None:
         settings = read(hospital)

@@ -26,7 +26,7 @@ from consilium.federation.certificates import REVOKED, Certificate, certificate_
 from consilium.federation.connection_guard import Connections
 from consilium.federation.kits import add_kit, describe_kits, make_kits, renew_kit, revoke_kit
 from consilium.federation.project import Project, read_project
-from consilium.federation.supervisor import kit_of
+from consilium.federation.supervisor import kit_of, prepare
 from tests.cli.terminal import call, refused
 from tests.federation.test_job_files import deployed
 
@@ -97,6 +97,42 @@ def test_a_renewed_kit_keeps_what_its_owner_has_in_it(consortium: tuple[Path, Pa
     assert certificate_of(kits / "bea").serial != certificate_of(kits.parent / "sent").serial
     with pytest.raises(DataError, match="did you mean 'ada'"):
         renew_kit(file, "adda", kits)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (("client.crt", "renewed"), "client.key does not belong to client.crt; copy the whole `startup` folder"),
+        (("rootCA.pem", "others"), "client.crt is not by the authority of rootCA.pem beside it"),
+        (("client.crt", "bea"), "client.crt is of 'bea', but the kit is of 'ada'"),
+        (("client.key", "garbage"), "has no key or no authority that can be read"),
+        (("consilium.json", "garbage"), "consilium.json cannot be read .*; copy it from the kit"),
+    ],
+)
+def test_a_kit_of_several_kits_parts_is_not_started(
+    broken: tuple[str, str], said: str, consortium: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file, kits = consortium
+    name, source = broken
+    kit = Path(shutil.copytree(kits / "ada", tmp_path / "kit"))
+    place = kit / ("consilium.json" if name == "consilium.json" else f"startup/{name}")
+    if source == "garbage":
+        place.write_text("{")
+    elif source == "bea":
+        shutil.copy(kits / "bea/startup" / name, place)
+    else:
+        ours = renew_kit(file, "ada", kits) if source == "renewed" else make_kits(PROJECT, tmp_path / "more")["ada"]
+        shutil.copy(ours / "startup" / name, place)
+    with pytest.raises(DataError, match=said):
+        prepare(kit, "site")
+
+
+def test_an_administrators_kit_is_looked_at_before_the_server_is_asked(consortium: tuple[Path, Path]) -> None:
+    _, kits = consortium
+    shutil.copy(kits / "ada/startup/client.key", kits / "max/startup/client.key")
+    said = call("federation", "status", "--kit", str(kits / "max"))
+    assert (said.status, said.err.count("\n")) == (2, 1)
+    assert "client.key does not belong to client.crt" in said.err
 
 
 def test_a_certificate_outlives_its_first_year() -> None:
