@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]  # NVIDIA FLARE needs it too
 
 from consilium import children
-from consilium.errors import DataError, RunError
+from consilium.errors import DataError, RunError, WorkError
 from consilium.federation.certificates import certificate_of, require_one_kit
 from consilium.federation.events import note, rotate
 from consilium.federation.kit_settings import close_kit
@@ -26,7 +27,7 @@ from consilium.federation.metrics import Participant, address_of, served
 from consilium.federation.places import ALLOWED, CONNECTED, EVENTS, OUTPUT
 from consilium.federation.project import ROLES
 from consilium.federation.settings_check import OwnSettings, Reader, read_apart, read_here
-from consilium.files import append_lines, make_folder
+from consilium.files import append_lines, make_folder, read_json
 
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # a dead site must not keep the next job waiting
@@ -140,6 +141,8 @@ def supervise(
     watched = Participant(folder, name, memory)
     with contextlib.ExitStack() as stack:
         locks = [stack.enter_context(alone(place, f"the {kind} '{name}'")) for place in (folder, memory) if place]
+        if kind == "server":
+            require_port(folder)
         if where:
             stack.enter_context(served(watched, where))
         stop = threading.Event()
@@ -155,6 +158,19 @@ def supervise(
             end(child)
             note(folder, "ended", name=name, process=child.pid, status=child.returncode, asked=stop.is_set())
             stop.wait(PAUSE)
+
+
+def require_port(kit: Path) -> None:
+    """Refuse a port that another program listens on: gRPC would share it, and each would get some of the sites."""
+    target = str(read_json(kit / "startup" / "fed_server.json")["servers"][0]["service"]["target"])
+    host, _, port = target.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server that ended do not matter
+        try:
+            probe.bind(("127.0.0.1" if host == "localhost" else "", int(port)))
+        except OSError as error:
+            said = f"the server cannot listen on port {port}: {error.strerror}"
+            raise WorkError(f"{said}; stop the program that does, or make kits with another port.") from error
 
 
 def missing_data(settings: OwnSettings) -> str:

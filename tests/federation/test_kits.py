@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 
 from consilium.cli import federation as commands
-from consilium.errors import DataError, StudyError
+from consilium.errors import DataError, StudyError, WorkError
 from consilium.federation.kit_settings import RIGHTS
 from consilium.federation.kits import make_kits
 from consilium.federation.project import ADMIN, Project, read_project
 from consilium.federation.start import ADMIN_COMMANDS
-from consilium.federation.supervisor import kit_of, prepare
+from consilium.federation.supervisor import kit_of, prepare, supervise
 
 
 def test_a_project_file_is_written_and_read(tmp_path: Path) -> None:
@@ -96,6 +97,18 @@ def test_no_kit_holds_a_start_that_goes_round_ours(tmp_path: Path) -> None:
     for name, kind in (("ada", "site"), ("server", "server")):
         arguments, _ = prepare(kits[name], kind)
         assert arguments[arguments.index("-m") + 1 :][:2] == ["consilium.federation.start", kind]
+
+
+def test_a_server_does_not_share_its_port(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        kit = make_kits(Project("eyes", "localhost", port, ("ada",)), tmp_path / "kits")["server"]
+        with pytest.raises(WorkError, match=f"cannot listen on port {port}: Address already in use; stop the program"):
+            supervise(kit, "server")
+    assert not (kit / "events.jsonl").exists()  # nothing was started
 
 
 def test_a_kit_of_an_earlier_version_is_closed_when_it_starts(tmp_path: Path) -> None:
