@@ -111,10 +111,27 @@ def alone(folder: Path, what: str) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise RunError(f"{what} is running already (it holds {folder}/.running); stop that one first.") from error
+            held = f"{_holder(file)} holds {folder}/.running"
+            raise RunError(f"{what} is running already ({held}); stop that one first.") from error
+        _hold(file, os.getpid())
         yield file
     finally:
         os.close(file)
+
+
+def _hold(file: int, *processes: int) -> None:
+    with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+        os.ftruncate(file, 0)
+        os.pwrite(file, " ".join(map(str, processes)).encode(), 0)
+
+
+def _holder(file: int) -> str:
+    """Who holds a lock: the supervisor or, if that was killed, what it started, which goes on without it."""
+    for pid in os.pread(file, 100, 0).decode(errors="replace").split():
+        with contextlib.suppress(psutil.Error, ValueError):
+            if "consilium" in " ".join(psutil.Process(int(pid)).cmdline()):
+                return f"process {pid}"
+    return "a process of it"  # of an earlier version, or a job's
 
 
 def supervise(
@@ -151,6 +168,8 @@ def supervise(
         while not stop.is_set():
             _warn(folder)
             child = start(folder, arguments, variables, locks)
+            for lock in locks:
+                _hold(lock, os.getpid(), child.pid)
             watched.up, watched.starts = True, watched.starts + 1
             note(folder, "started", name=name, process=child.pid, starts=watched.starts)
             _wait(child, folder, stop)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from consilium.cli import federation as commands
-from consilium.errors import DataError, StudyError, WorkError
+from consilium.errors import DataError, RunError, StudyError, WorkError
 from consilium.federation.kit_settings import RIGHTS
 from consilium.federation.kits import make_kits
 from consilium.federation.project import ADMIN, Project, read_project
@@ -97,6 +101,29 @@ def test_no_kit_holds_a_start_that_goes_round_ours(tmp_path: Path) -> None:
     for name, kind in (("ada", "site"), ("server", "server")):
         arguments, _ = prepare(kits[name], kind)
         assert arguments[arguments.index("-m") + 1 :][:2] == ["consilium.federation.start", kind]
+
+
+def test_who_holds_a_kit_is_named_also_when_its_supervisor_was_killed(tmp_path: Path) -> None:
+    kits = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
+    hospital = tmp_path / "hospital.toml"
+    hospital.write_text('site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n')
+    words = [sys.executable, "-m", "consilium", "federation", "site", str(kits["ada"]), "--hospital", str(hospital)]
+    first = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not (kits["ada"] / "events.jsonl").exists() and time.monotonic() < end:
+            time.sleep(0.2)
+        (began,) = map(json.loads, (kits["ada"] / "events.jsonl").read_text().splitlines())
+        with pytest.raises(RunError, match=rf"is running already \(process {first.pid} holds "):
+            supervise(kits["ada"], "site", hospital)
+    finally:
+        first.kill()
+        first.wait()
+    try:
+        with pytest.raises(RunError, match=rf"\(process {began['process']} holds .*; stop that one first"):
+            supervise(kits["ada"], "site", hospital)
+    finally:
+        os.kill(began["process"], signal.SIGKILL)
 
 
 def test_a_server_does_not_share_its_port(tmp_path: Path) -> None:
