@@ -189,10 +189,11 @@ def read_run(folder: Path) -> RunView:
     study = current_study(_toml(folder / "study.toml", folder))
     if "name" not in study.get("method", {}):
         raise RunError(f"{folder / 'study.toml'} names no method, so {folder} is not a run; give a folder under runs/.")
-    summary = _json(folder / "summary.json")
+    summary = _json(folder / "summary.json", "`consilium resume` writes it again")
     if summary is not None:
         _check(summary, folder / "summary.json")
-    return RunView(folder.resolve(), study, summary, _json(folder / "origin.json") or {})
+    origin = _json(folder / "origin.json", "restore it, or repeat the run")
+    return RunView(folder.resolve(), study, summary, origin or {})
 
 
 def settings(run: RunView) -> dict[str, Any]:
@@ -246,15 +247,15 @@ def _toml(path: Path, folder: Path) -> dict[str, Any]:
         raise RunError(f"cannot read {path}: {error}; restore it, or repeat the run.") from None
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _json(path: Path, remedy: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {error}; `consilium resume` writes it again.") from None
+        raise RunError(f"cannot read {path}: {error}; {remedy}.") from None
     if not isinstance(found, dict):
-        raise RunError(f"{path} does not hold a JSON object; `consilium resume` writes it again.")
+        raise RunError(f"{path} does not hold a JSON object; {remedy}.")
     return found
 
 
