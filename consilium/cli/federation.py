@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from consilium.cli import hospital as hospital_commands
 from consilium.cli.kits import app as kits
 from consilium.cli.standing import endings, standing_of
+from consilium.cli.train import Quiet
 from consilium.cli.watch import Host, Port, Token, serve
 from consilium.errors import WorkError
 from consilium.federation import require_flare
@@ -116,6 +116,7 @@ def submit(
     again: Annotated[
         bool, typer.Option("--again", help="Train in a new run folder although a run of this study exists.")
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Send a study to the server and print the job's name; a job contains no data and no code."""
     from consilium.study_reading import load_study
@@ -125,7 +126,7 @@ def submit(
         job = admin.submit(loaded, again)
         typer.echo(job)
         if wait:
-            _follow(admin, job)  # under another name, if a site came back
+            _follow(admin, job, quiet)  # under another name, if a site came back
 
 
 @app.command()
@@ -152,7 +153,7 @@ def log(
     """Print a run's journal, one JSON object per line."""
     with _admin(kit) as admin:
         if follow:
-            _follow(admin, job)
+            _end(admin, admin.follow(job, lambda event: typer.echo(json.dumps(event))))
             return
         for event in admin.journal(job):
             typer.echo(json.dumps(event))
@@ -191,13 +192,14 @@ def resume(
     job: Job,
     kit: Kit = ADMIN,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Resume the run of a job that ended early, as a new job, and print its name."""
     with _admin(kit) as admin:
         new = admin.resume(job)
         typer.echo(new)
         if wait:
-            _follow(admin, new)
+            _follow(admin, new, quiet)
 
 
 @app.command()
@@ -240,15 +242,19 @@ def try_(
         int | None, typer.Option(min=1, help="Number of sites to use, from the first; by default all.")
     ] = None,
     runs: Runs = Path("runs"),
+    quiet: Quiet = False,
 ) -> None:
     """Run a study as a federation of local processes, from kits to results, and stop them all at the end."""
     from consilium.study_reading import load_study
 
     loaded = load_study(study, changes or [])
     require_flare()
+    from consilium.cli.progress import ProgressDisplay
     from consilium.federation.trial import try_federation
 
-    typer.echo(str(try_federation(loaded, sites, runs)))
+    with ProgressDisplay(quiet) as progress:
+        folder = try_federation(loaded, sites, runs, progress.say, progress.show)
+    typer.echo(str(folder))
 
 
 def _supervise(
@@ -267,22 +273,16 @@ def _admin(kit: Path) -> Any:
     return open_admin(kit)
 
 
-def _follow(admin: Any, job: str) -> None:
+def _follow(admin: Any, job: str, quiet: bool) -> None:
     from consilium.cli.progress import ProgressDisplay
 
-    seen = 0
-    with ProgressDisplay() as progress:
-        while True:
-            over = admin.over(job)
-            events = admin.journal(job, seen)
-            for event in events:
-                progress.show(event)
-            seen += len(events)
-            next_ = admin.awaited_successor(job) if over else None
-            if over and next_ is None:
-                break
-            job = next_ or job
-            time.sleep(1.0)
+    with ProgressDisplay(quiet) as progress:
+        job = admin.follow(job, progress.show)
+    _end(admin, job)
+
+
+def _end(admin: Any, job: str) -> None:
+    """What is to be said of a job that is over; a failure ends the command."""
     outcome = admin.outcome(job)
     if outcome["state"] != "finished":
         raise WorkError(str(outcome["said"]))

@@ -177,13 +177,20 @@ class AdminClient:
             time.sleep(1.0)
         raise WorkError(f"job {job} was not resumed as a new job; use `consilium federation resume {job}`.")
 
-    def follow(self, job: str) -> str:
-        """Wait until a run is over, through however many jobs; returns the last of them."""
-        self.wait(job)
-        while next_ := self.awaited_successor(job):
-            job = next_
-            self.wait(job)
-        return job
+    def follow(self, job: str, show: Callable[[Mapping[str, Any]], None] | None = None) -> str:
+        """Wait until a run is over, through however many jobs; returns the last of them. `show` gets every event."""
+        seen = 0
+        while True:
+            over = self.over(job)
+            if show is not None:
+                for event in self.journal(job, seen):
+                    show(event)
+                    seen += 1
+            next_ = self.awaited_successor(job) if over else None
+            if over and next_ is None:
+                return job
+            job = next_ or job
+            time.sleep(0.5)
 
     def _meta(self, job: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = _patiently(lambda: self.session.get_job_meta(job))

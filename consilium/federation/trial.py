@@ -7,10 +7,11 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from consilium.errors import StudyError, WorkError
 from consilium.extensions import code_hash
@@ -115,19 +116,30 @@ def stopped_by_signals() -> Iterator[None]:
             signal.signal(which, handler)
 
 
-def try_federation(study: Study, count: int | None, runs: Path) -> Path:
-    """Run a study as a federation of the first `count` sites; returns the run folder in `runs`."""
+def try_federation(
+    study: Study,
+    count: int | None,
+    runs: Path,
+    say: Callable[[str], None] = lambda _: None,
+    show: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Path:
+    """Run a study as a federation of the first `count` sites; returns the run folder in `runs`.
+
+    `say` is told what happens before the run begins, and `show` gets every event of its journal.
+    """
     names = tuple(sorted(study.plan.sites or study.federation().sites))
     if count is not None and not 1 <= count <= len(names):
         raise StudyError(f"--sites {count}: the study has {counted(len(names), 'site')}.")
     members = names[:count]
     study = with_plan(study, sites=members)
     everyone = tuple(sorted({*members, *study.plan.leave_out}))
+    say(f"making kits, starting a server and {len(everyone)} sites as processes of this machine")
     with (
         tempfile.TemporaryDirectory(prefix="consilium-") as folder,
         local_federation(study, everyone, Path(folder)) as (_, admin),
     ):
-        job = admin.follow(admin.submit(study))
+        say("all are connected; the study is submitted, and the roll call prepares the cases")
+        job = admin.follow(admin.submit(study), show)
         outcome = admin.outcome(job)
         if outcome["state"] != "finished":
             raise WorkError(str(outcome["said"]))

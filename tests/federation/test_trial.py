@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,11 @@ import pytest
 pytest.importorskip("nvflare")
 
 from consilium import simulation
+from consilium.cli import federation as commands
 from consilium.federation import trial
+from consilium.federation.admin import AdminClient
+from tests.cli.conftest import write_study
+from tests.cli.terminal import call
 from tests.federation.conftest import digest
 from tests.toy import toy_study
 
@@ -47,6 +52,58 @@ def test_a_stopped_trial_takes_its_processes_down(
     assert set(local.processes) == {"server", "ada", "bea"}
     assert all(process.poll() is not None for process in local.processes.values())
     assert signal.getsignal(which) is before
+
+
+class FakeAdmin:
+    """A run of two jobs, of which a site made the second necessary; its journal is one."""
+
+    def __init__(self) -> None:
+        self.ended = {"one": "finished", "two": "finished"}
+        self.events = [{"event": "start", "round": 0}, {"event": "going on"}, {"event": "finish"}]
+
+    def over(self, job: str) -> bool:
+        return True
+
+    def journal(self, job: str, after: int = 0) -> list[dict[str, object]]:
+        return self.events[after : 2 if job == "one" else 3]
+
+    def awaited_successor(self, job: str) -> str | None:
+        return "two" if job == "one" else None
+
+    def outcome(self, job: str) -> dict[str, str]:
+        return {"state": self.ended[job], "said": ""}
+
+    follow = AdminClient.follow
+
+
+def test_every_event_is_shown_once_through_the_jobs_of_a_run() -> None:
+    admin, seen = FakeAdmin(), []
+    assert admin.follow("one", seen.append) == "two"
+    assert seen == admin.events
+
+
+def test_a_followed_log_is_one_event_per_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin = FakeAdmin()
+    monkeypatch.setattr(commands, "_admin", lambda kit: contextlib.nullcontext(admin))
+    commands.log("one", follow=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == admin.events
+
+
+@pytest.mark.parametrize(("words", "told"), [([], 2), (["--quiet"], 0)])
+def test_a_trial_says_what_it_does(
+    words: list[str], told: int, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = write_study(tmp_path / "toy.toml", federation)
+    admin = FakeAdmin()
+    admin.events = []
+    vars(admin).update(submit=lambda _: "one", fetch=lambda job, runs: runs / job)
+    monkeypatch.setattr(trial, "local_federation", lambda *_: contextlib.nullcontext((None, admin)))
+    done = call("federation", "try", study, "--sites", "2", "--runs", tmp_path / "runs", *words)
+    assert (done.status, done.out) == (0, f"{tmp_path / 'runs' / 'two'}\n")
+    assert done.err.count("\n") == told
+    assert ("starting a server and 2 sites" in done.err) == bool(told)
 
 
 @pytest.mark.federation
