@@ -76,9 +76,11 @@ class Forecast:
         scoring = self.release * self.scorings
         yield f"scores: {self.scorings} times a release of {size_text(self.release)} down per site"
         total = self.down + self.up + scoring
+        minutes = total * 8 / (mbit * 1e6) / 60
         yield (
             f"in all, per site: {size_text(self.down + scoring)} down, {size_text(self.up)} up, "
-            f"{total * 8 / (mbit * 1e6) / 60:.1f} min at {mbit:g} Mbit/s; the server carries {self.sites} times as much"
+            f"{f'{minutes:.1f} min' if minutes < 100 else f'{minutes / 60:.1f} h'} at {mbit:g} Mbit/s; "
+            f"the server carries {self.sites} times as much"
         )
 
 
@@ -202,4 +204,6 @@ def _names(study: Study, sites: int | None, known: Sequence[str]) -> tuple[str, 
 def size_text(count: int) -> str:
     if count < 100:
         return f"{count} B"
+    if count >= 1e9:
+        return f"{count / 1e9:,.1f} GB"
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

@@ -28,7 +28,7 @@ from consilium.errors import StudyError, WorkError
 from consilium.export.exporting import export_delivered
 from consilium.federation.admin import for_federation
 from consilium.federation.cleaning import of_hospital
-from consilium.federation.forecasting import forecast_study
+from consilium.federation.forecasting import Exchange, Forecast, forecast_study
 from consilium.federation.hospital_site import ClosedSite, HospitalSite
 from consilium.fields import plain
 from consilium.hospital import Hospital, Keep, Limits, read_hospital
@@ -295,6 +295,15 @@ def test_a_forecast_makes_no_personal_models(federation: Path, method: str, monk
     monkeypatch.setattr("consilium.methods.softpull.HELD", 0)
     monkeypatch.setattr("consilium.weights.Computed.__getitem__", lambda self, name: pytest.fail(f"{name} was read"))
     assert forecast_study(study) == before
+
+
+def test_a_forecast_of_200_sites_has_units_that_a_person_reads() -> None:
+    """150 rounds of 1 GB in 160 s at 50 Mbit/s: 24,000 s; 200 sites write 200 GB."""
+    rounds = (Exchange("train", True, 500_000_000, 500_000_000, 200_000_000_000),) * 150
+    lines = list(Forecast(rounds, 0, 0, 200, 2_900_000_000).lines(50))
+    assert lines[0] == "train: 150 rounds, per round and site 500.0 MB down, 500.0 MB up; 160.0 s at 50 Mbit/s"
+    assert "at most 200.0 GB of messages" in lines[2] and "its state is 2.9 GB" in lines[2]
+    assert lines[-1].startswith("in all, per site: 75.0 GB down, 75.0 GB up, 6.7 h at 50 Mbit/s; the server carries")
 
 
 def test_a_forecast_says_alike_rounds_once(federation: Path) -> None:
