@@ -24,15 +24,17 @@ class BudgetUse:
 
     @property
     def text(self) -> str:
-        most, used = _written(self.allowed) if self.allowed else "no limit", _written(self.used)
-        share = f" ({100 * self.used / self.allowed:.0f} %)" if self.allowed and math.isfinite(self.used) else ""
-        return f"{self.what}: {used} of {most}{share}"
+        used = f"{self.what}: {_written(self.used)}"
+        if not self.allowed:
+            return f"{used}, no limit"
+        share = f" ({100 * self.used / self.allowed:.0f} %)" if math.isfinite(self.used) else ""
+        return f"{used} of {_written(self.allowed)}{share}"
 
 
 def _written(number: float) -> str:
     if math.isinf(number):
         return "without bound"
-    return f"{number:,.0f}" if number >= 1e6 else f"{number:g}"
+    return f"{number:,.0f}" if number >= 1e4 else f"{number:g}"
 
 
 def budgets(memory: Path, limits: Limits) -> list[BudgetUse]:

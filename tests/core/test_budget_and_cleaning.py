@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from consilium.budget import BudgetUse
 from consilium.cli.main import main
 from consilium.left_log import append
 from consilium.store import RELEASE
@@ -44,7 +45,9 @@ def test_every_budget_is_shown_beside_its_limit(tmp_path: Path, capsys: pytest.C
     assert found["study_seconds", "a-s0-1"]["used"] == 6.0
     assert found["study_rounds", "b"]["used"] == 0
     assert command("budget", "--hospital", str(rules)) == 0
-    assert "rounds: 2 of 8 (25 %)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "  rounds: 2 of 8 (25 %)\n" in out and "  bytes: 400, no limit\n" in out
+    assert BudgetUse("bytes", "", 433_424, 0).text == "bytes: 433,424, no limit"
 
 
 def made(folder: Path, files: dict[str, int]) -> None:
