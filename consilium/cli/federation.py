@@ -168,7 +168,7 @@ def watch(job: Job, kit: Kit = ADMIN, host: Host = "127.0.0.1", port: Port = 0, 
         admin.state(job)  # one that is not there is said now
         serve(
             JobSource(
-                job, lambda after: admin.journal(admin.latest(job), after), lambda: admin.state(admin.latest(job))
+                job, lambda after: admin.journal(admin.latest(job), after), lambda: admin.over(admin.latest(job))
             ),
             host,
             port,

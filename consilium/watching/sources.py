@@ -81,18 +81,23 @@ class JobSource:
     """A job of a federation, asked through the administrator's connection; its data are elsewhere."""
 
     def __init__(
-        self, job: str, journal: Callable[[int], Sequence[Mapping[str, Any]]], state: Callable[[], str]
+        self, job: str, journal: Callable[[int], Sequence[Mapping[str, Any]]], over: Callable[[], bool]
     ) -> None:
-        """`journal(after)` gives the events from number `after` on, `state()` what the server says of the job."""
-        self.job, self._journal, self._state = job, journal, state
+        """`journal(after)` gives the events from number `after` on, `over()` whether the job has ended, well or not."""
+        self.job, self._journal, self._over = job, journal, over
         self._events: list[Mapping[str, Any]] = []
         self._asking = threading.Lock()  # one question at a time on one connection
 
     def status(self) -> RunStatus:
         with self._asking:
             self._events.extend(self._journal(len(self._events)))
-            state = self._state()
-        known = "finished" if state.startswith("FINISHED") else "running" if self._events else "not begun"
+            over = self._over()
+        if any(event["event"] == "finish" for event in self._events):
+            known = "finished"
+        elif over:
+            known = "interrupted"  # stopped, failed, or too few sites
+        else:
+            known = "running" if self._events else "not begun"
         return status_of(self._events, self.job, known)
 
     def examples(self) -> CurrentExamples:

@@ -7,7 +7,9 @@ import fcntl
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,9 +136,23 @@ def test_a_job_is_asked_only_for_what_is_new() -> None:
         asked.append(after)
         return TWO_ROUNDS[after : after + 5]
 
-    source = JobSource("job", journal, lambda: "RUNNING")  # type: ignore[arg-type]
+    source = JobSource("job", journal, lambda: False)  # type: ignore[arg-type]
     assert [source.status().round for _ in range(2)] == [1, 2]
     assert asked == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("events", "over", "state"),
+    [
+        ([], False, "not begun"),
+        (TWO_ROUNDS, False, "running"),
+        (TWO_ROUNDS, True, "interrupted"),  # stopped, or the server's process of it died
+        ([], True, "interrupted"),
+        ([*TWO_ROUNDS, {"event": "finish", "seconds": 1.0}], True, "finished"),
+    ],
+)
+def test_a_job_that_ended_early_is_not_finished(events: list[Mapping[str, Any]], over: bool, state: str) -> None:
+    assert JobSource("job", lambda after: events[after:], lambda: over).status().state == state
 
 
 def test_runs_are_listed(tmp_path: Path) -> None:
