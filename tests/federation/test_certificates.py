@@ -18,9 +18,10 @@ import pytest
 pytest.importorskip("nvflare")
 
 from nvflare.fuel.f3.comm_error import CommError
+from nvflare.fuel.flare_api.api_spec import NoConnection
 
-from consilium.errors import DataError, StudyError, UserError
-from consilium.federation import connection_guard, job_files
+from consilium.errors import DataError, StudyError, UserError, WorkError
+from consilium.federation import admin, connection_guard, job_files
 from consilium.federation.authority import read_authority
 from consilium.federation.certificates import REVOKED, Certificate, certificate_of, read_revoked
 from consilium.federation.connection_guard import Connections
@@ -133,6 +134,18 @@ def test_an_administrators_kit_is_looked_at_before_the_server_is_asked(consortiu
     said = call("federation", "status", "--kit", str(kits / "max"))
     assert (said.status, said.err.count("\n")) == (2, 1)
     assert "client.key does not belong to client.crt" in said.err
+
+
+def test_a_server_that_does_not_answer_is_one_sentence(
+    consortium: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise NoConnection("cannot connect to server for 15.0 seconds")
+
+    monkeypatch.setattr(admin, "new_secure_session", nobody)
+    said = r"^the server did not answer within 0 s; is it running, and is this a kit for it that was not revoked\?$"
+    with pytest.raises(WorkError, match=said), admin.open_admin(consortium[1] / "max", seconds=0.0):
+        pass
 
 
 def test_a_certificate_outlives_its_first_year() -> None:
