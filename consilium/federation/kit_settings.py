@@ -32,7 +32,10 @@ RIGHTS = {  # of administrators, everywhere: studies and nothing else; no code i
 }
 LAUNCHERS = "consilium.federation.launchers"
 LOGS = ("log_receiver", "site_log_streamer")  # would send a site's logs to the server
-SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh", "docker.sh", "fl_admin.sh")  # would start without these checks
+SCRIPTS = (  # would start without these checks
+    *("start.sh", "sub_start.sh", "stop_fl.sh", "docker.sh", "fl_admin.sh"),
+    "system_info.ipynb",  # of an administrator
+)
 
 
 def close_kit(kit: Path, kind: str) -> None:

@@ -38,7 +38,6 @@ Write this hospital's own settings, edit them, then start the site and keep it r
 """,
 }
 _END = """\
-Do not use the scripts in `startup/`: NVIDIA FLARE made them, and what they start does not know this project's rules.
 The `.key` file is private. Whoever has it can act as '{name}'.
 """
 

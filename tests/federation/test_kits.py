@@ -51,7 +51,7 @@ def test_a_kits_readme_names_our_own_start(tmp_path: Path) -> None:
         texts = [path.read_text() for path in kits[name].rglob("readme*")]
         assert len(texts) == 1
         assert f"consilium {start}" in texts[0]
-        assert ".sh" not in texts[0]
+        assert ".sh" not in texts[0] and "script" not in texts[0]  # there is none
 
 
 def test_kits_send_no_logs_and_run_only_studies(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_kits_and_the_authority_are_their_owners_alone(tmp_path: Path, umask: in
 
 def test_no_kit_holds_a_start_that_goes_round_ours(tmp_path: Path) -> None:
     kits = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")
-    assert not [path for kit in kits.values() for path in kit.rglob("*.sh")]
+    assert not [path for kit in kits.values() for path in kit.rglob("*") if path.suffix in (".sh", ".ipynb")]
     for name, kind in (("ada", "site"), ("server", "server")):
         arguments, _ = prepare(kits[name], kind)
         assert arguments[arguments.index("-m") + 1 :][:2] == ["consilium.federation.start", kind]
