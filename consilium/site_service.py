@@ -163,7 +163,7 @@ class SiteService:
     # ------------------------------------------------------------------------------------ failing
 
     def failed(self, error: Exception, request: Request, head: AnswerHead | None = None) -> SiteAnswer:
-        """The answer that something failed: one word for the server, and the traceback in the site's own log."""
+        """The answer that something failed: one word for the server, and the reason in the site's own log."""
         head = self.log_failure(request, replace(head or AnswerHead(), error=word_of(error)))
         mistake = isinstance(error, UserError)
         why = str(error) if mistake or isinstance(error, Refused) else f"{type(error).__name__}: {error}"
@@ -171,7 +171,8 @@ class SiteService:
         if mistake and not self.hospital:
             return SiteAnswer(head, why=why, mistake=True)
         where = f", {request.round.phase} round {request.round.step + 1}" if request.round else ""
-        text = f"{now()} {request.do} of {request.run}{where}: answered '{head.error}'\n{traceback.format_exc()}\n"
+        details = f"{why}\n" if isinstance(error, Refused) else traceback.format_exc()  # a rule is no bug
+        text = f"{now()} {request.do} of {request.run}{where}: answered '{head.error}'\n{details}\n"
         return SiteAnswer(
             head, why=why, mistake=mistake, full=full, log=write_error(text, self.errors(), self.hospital)
         )
