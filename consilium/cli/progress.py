@@ -150,7 +150,7 @@ class _RunStatus:
         whose = f" of the {event['model']} model" if event["phase"] != "train" else ""
         return (
             f"  round {event['round']}/{self.facts['rounds']}  validation {event['metric']} {valid:.3f}{whose}"
-            f"  loss {self._loss()}  {self._left()}"
+            f"  loss {self._loss()}  {self._left()}".rstrip()
         )
 
     def _loss(self) -> str:
@@ -160,7 +160,7 @@ class _RunStatus:
     def _left(self) -> str:
         facts = self.facts
         made = facts["done"] - facts["first"]
-        if not made:
+        if not made or facts["done"] >= facts["rounds"]:
             return ""
         left = (time.monotonic() - facts["began"]) / made * (facts["rounds"] - facts["done"])
         return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
