@@ -17,14 +17,20 @@ def folder_of_studies() -> Path:
 
 
 def ready_studies() -> dict[str, str]:
-    """The names of all ready studies and suites, each with its first comment, which describes it."""
+    """The names of all ready studies and suites, each with its first sentences, which describe it."""
     found = {}
     for path in sorted(folder_of_studies().glob("*.toml")):
         text = path.read_text(encoding="utf-8")
         if re.search(r"^\[(study|suite)\]", text, re.M) and not path.stem.endswith(("_base", "_paper")):
             notes = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
-            found[path.stem] = next((note for note in notes if not note.startswith("consilium ")), "")
+            found[path.stem] = _sentences([note for note in notes if not note.startswith("consilium ")])
     return found
+
+
+def _sentences(notes: list[str]) -> str:
+    """The first lines, up to one that ends a sentence."""
+    last = next((i for i, note in enumerate(notes) if note.endswith((".", ":"))), 0)
+    return " ".join(notes[: last + 1])
 
 
 def copy_study(name: str, to: Path) -> list[Path]:

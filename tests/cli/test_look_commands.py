@@ -101,6 +101,7 @@ def test_an_alias_is_its_method() -> None:
 
 def test_ready_studies_are_listed_and_copied(tmp_path: Path) -> None:
     listed = call("studies").out
+    assert [line for line in listed.splitlines() if not line.endswith(".")] == []  # whole sentences
     assert "retina_fedsm        " in listed
     assert "Table 3 of the FedSM paper on phantoms" in listed
     assert "fedsm_base" not in listed
