@@ -103,8 +103,6 @@ def run(
             if folder.finished:
                 progress.say(f"this study is already finished: {path}")
             elif folder.begun:
-                with folder.locked():  # if not, another process trains it, and resume would not help
-                    pass
                 raise RunError(
                     f"this study was started and not finished; {way_on(path)}, or train it again with --again."
                 )
