@@ -75,7 +75,9 @@ def renew(project: ProjectFile, name: Name, to: Kits = HERE) -> None:
     require_flare()
     from consilium.federation.kits import renew_kit
 
-    typer.echo(str(renew_kit(project, name, to)))
+    path = renew_kit(project, name, to)
+    typer.echo(f"its owner copies the whole folder {path / 'startup'} over the one in its kit.", err=True)
+    typer.echo(str(path))
 
 
 @app.command()

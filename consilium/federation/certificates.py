@@ -38,6 +38,13 @@ class Certificate:
         """Whole days until its end; negative once it is over."""
         return (self.expires - datetime.now(UTC)).days
 
+    def validity(self) -> str:
+        """Until when it is valid, in a few words."""
+        on = f"{self.expires:%Y-%m-%d}"
+        if self.days < 0:
+            return f"expired on {on}"
+        return f"valid until {on}{' (soon)' if self.warning() else ''}"
+
     def warning(self) -> str:
         """A sentence if its end is near or past; else empty."""
         if self.expires - datetime.now(UTC) > AHEAD:

@@ -120,8 +120,8 @@ def describe_kits(file: Path, to: Path) -> list[str]:
     for name in authority.issued:
         last = authority.certificates(name)[-1]
         role = project.role(name) if name in project.participants else "not in the project file"
-        end = "revoked" if last.serial in authority.revoked else f"valid until {last.expires:%Y-%m-%d}"
-        lines.append(f"{name}  {role}  {end}{' (soon)' if last.warning() and end != 'revoked' else ''}")
+        end = "revoked" if last.serial in authority.revoked else last.validity()
+        lines.append(f"{name}  {role}  {end}")
     return lines
 
 

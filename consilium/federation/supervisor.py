@@ -44,7 +44,7 @@ def kit_of(folder: Path, kind: str) -> Mapping[str, Any]:
         raise DataError(
             f"{folder} is not a kit: it has no consilium.json. Kits are made by `consilium federation kits`."
         )
-    remedy = "ask the consortium for a new kit"
+    remedy = "copy it from the kit that the consortium made, or ask the consortium for a new kit"
     facts: Mapping[str, Any] = read_json(path, remedy)
     if not isinstance(facts, dict) or "name" not in facts:
         raise DataError(f"{path} is damaged: it does not say whose kit this is; {remedy}.")

@@ -124,7 +124,7 @@ def test_a_kit_of_several_kits_parts_is_not_started(
     else:
         ours = renew_kit(file, "ada", kits) if source == "renewed" else make_kits(PROJECT, tmp_path / "more")["ada"]
         shutil.copy(ours / "startup" / name, place)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(UserError, match=said):
         prepare(kit, "site")
 
 
@@ -231,6 +231,21 @@ def test_revoked_is_who_was_and_not_who_is_renewed(consortium: tuple[Path, Path]
         revoke_kit(file, "ada", kits)
     with pytest.raises(DataError, match="make a new set of kits"):
         revoke_kit(file, "server", kits)
+
+
+@pytest.mark.parametrize(
+    ("days", "said"), [(300, "valid until {}"), (10, "valid until {} (soon)"), (-1, "expired on {}")]
+)
+def test_the_list_of_kits_tells_what_is_over_from_what_ends_soon(days: int, said: str) -> None:
+    end = datetime.now(UTC) + timedelta(days=days, minutes=1)
+    assert Certificate("ada", "", 1, end).validity() == said.format(f"{end:%Y-%m-%d}")
+
+
+def test_who_renews_a_kit_is_told_what_to_copy(consortium: tuple[Path, Path]) -> None:
+    file, kits = consortium
+    done = call("federation", "kits", "renew", str(file), "ada", "--to", str(kits))
+    assert done.out.strip() == str(kits / "ada")
+    assert f"copies the whole folder {kits / 'ada' / 'startup'} over" in done.err
 
 
 def test_who_left_comes_back_with_the_name_in_the_project_file(consortium: tuple[Path, Path]) -> None:
