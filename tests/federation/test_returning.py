@@ -116,6 +116,7 @@ def test_a_person_may_switch_that_off(kit: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(supervisor, "kit_of", lambda *_: {"name": "server"})
     monkeypatch.setattr(supervisor, "close_kit", lambda *_: None)
+    monkeypatch.setattr(supervisor, "require_one_kit", lambda *_: None)
     assert NO_RESUME not in supervisor.prepare(kit, "server")[1]
     variables = supervisor.prepare(kit, "server", resume=False)[1]
     monkeypatch.setenv(NO_RESUME, variables[NO_RESUME])
