@@ -133,7 +133,7 @@ def test_the_second_of_two_processes_is_refused(federation: Path, tmp_path: Path
     (folder,) = runs.iterdir()
     before = len(events(runs))
     refused(call("resume", folder, "--workers", 0), "another process", str(folder))
-    refused(call("run", study, "--workers", 0, "--runs", runs), "resume")
+    refused(call("run", study, "--workers", 0, "--runs", runs), "another process is working on it")
     wait_for(lambda: len(events(runs)) > before, "the first process to go on")
     assert [e["event"] for e in events(runs) if e["event"] in ("start", "resume")] == ["start"]
     process.kill()
