@@ -24,7 +24,9 @@ app = typer.Typer(
 )
 
 Kit = Annotated[Path, typer.Option("--kit", help="An administrator's kit.", metavar="DIR")]
-Job = Annotated[str, typer.Argument(help="The job's name, as printed by `submit` and `status`.", metavar="JOB")]
+Job = Annotated[
+    str, typer.Argument(help="The job's name, as printed by `submit` and `status`, or its start.", metavar="JOB")
+]
 StudyFile = Annotated[Path, typer.Argument(help="The study, a TOML file.", metavar="STUDY.toml")]
 Changes = Annotated[
     list[str] | None,
@@ -140,8 +142,7 @@ def status(kit: Kit = ADMIN) -> None:
             typer.echo(f"warning: {warning}", err=True)
         for job in admin.jobs():
             name, state = str(job.get("job_id")), str(job.get("status", "")).lower()
-            next_ = admin.successor(name) if state.startswith("finished") else None
-            typer.echo(f"job {name}  {job.get('job_name')}  {state}{f', resumed as {next_}' if next_ else ''}")
+            typer.echo(f"job {name}  {job.get('job_name')}  {state}{admin.ending(name)}")
 
 
 @app.command()
@@ -152,6 +153,7 @@ def log(
 ) -> None:
     """Print a run's journal, one JSON object per line."""
     with _admin(kit) as admin:
+        job = admin.named(job)
         if follow:
             _end(admin, admin.follow(job, lambda event: typer.echo(json.dumps(event))))
             return
@@ -165,7 +167,7 @@ def watch(job: Job, kit: Kit = ADMIN, host: Host = "127.0.0.1", port: Port = 0, 
     from consilium.watching.sources import JobSource
 
     with _admin(kit) as admin:  # the run may go on as a later job
-        admin.state(job)  # one that is not there is said now
+        job = admin.named(job)
         serve(
             JobSource(
                 job, lambda after: admin.journal(admin.latest(job), after), lambda: admin.over(admin.latest(job))
@@ -180,6 +182,7 @@ def watch(job: Job, kit: Kit = ADMIN, host: Host = "127.0.0.1", port: Port = 0, 
 def stop(job: Job, kit: Kit = ADMIN) -> None:
     """End a job; committed rounds are saved, and `resume` continues the run."""
     with _admin(kit) as admin:
+        job = admin.named(job)
         last = admin.latest(job)
         if last != job:
             typer.echo(f"job {job} was resumed as {last}; stopping {last}", err=True)
@@ -196,7 +199,7 @@ def resume(
 ) -> None:
     """Resume the run of a job that ended early, as a new job, and print its name."""
     with _admin(kit) as admin:
-        new = admin.resume(job)
+        new = admin.resume(admin.named(job))
         typer.echo(new)
         if wait:
             _follow(admin, new, quiet)
@@ -206,6 +209,7 @@ def resume(
 def fetch(job: Job, runs: Runs = Path("runs"), kit: Kit = ADMIN) -> None:
     """Copy the run folder of a finished job from the server, and print its path."""
     with _admin(kit) as admin:
+        job = admin.named(job)
         path = admin.fetch(job, runs)
         if said := admin.outcome(job)["said"]:
             typer.echo(f"note: {said}", err=True)

@@ -132,6 +132,23 @@ class AdminClient:
     def jobs(self) -> list[Mapping[str, Any]]:
         return list(_patiently(self.session.list_jobs))
 
+    def named(self, start: str) -> str:
+        """The job whose name starts so."""
+        found = [str(job["job_id"]) for job in _patiently(lambda: self.session.list_jobs(id_prefix=start))]
+        if not found:
+            raise RunError(f"no such job: {start}; `consilium federation status` lists the server's jobs.")
+        if len(found) > 1:
+            raise RunError(f"'{start}' is the start of {len(found)} jobs: {', '.join(found)}; give more of the name.")
+        return found[0]
+
+    def ending(self, job: str) -> str:
+        """How a job that is over ended, beyond its state: as which job it was resumed, or what its run lacks."""
+        facts = self._meta(job)
+        if next_ := facts.get(FOLLOWED_BY):
+            return f", resumed as {next_}"
+        said = (facts.get(OUTCOME) or {}).get("said")
+        return f"; {said}" if said else ""
+
     def journal(self, job: str, after: int = 0) -> list[Mapping[str, Any]]:
         """The events of a run, from number `after` on; of a job that is over, out of its results."""
         if self.state(job) == "RUNNING":

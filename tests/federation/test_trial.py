@@ -20,6 +20,7 @@ from consilium import simulation
 from consilium.cli import federation as commands
 from consilium.federation import trial
 from consilium.federation.admin import AdminClient
+from consilium.federation.returning import FOLLOWED_BY, OUTCOME
 from tests.cli.conftest import write_study
 from tests.cli.terminal import call
 from tests.federation.conftest import digest
@@ -73,6 +74,9 @@ class FakeAdmin:
     def outcome(self, job: str) -> dict[str, str]:
         return {"state": self.ended[job], "said": ""}
 
+    def named(self, start: str) -> str:
+        return start
+
     follow = AdminClient.follow
 
 
@@ -89,6 +93,41 @@ def test_a_followed_log_is_one_event_per_line(
     monkeypatch.setattr(commands, "_admin", lambda kit: contextlib.nullcontext(admin))
     commands.log("one", follow=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == admin.events
+
+
+def test_status_says_how_each_job_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job without one of its sites is as completed for the engine as any other."""
+    told = {
+        "one": {
+            "status": "FINISHED:COMPLETED",
+            FOLLOWED_BY: "two",
+            OUTCOME: {"state": "going on", "said": "bea came back"},
+        },
+        "two": {
+            "status": "FINISHED:COMPLETED",
+            OUTCOME: {"state": "finished", "said": "site 'bea' was left out: its disk is full."},
+        },
+        "tri": {"status": "FINISHED:COMPLETED", OUTCOME: {"state": "finished", "said": ""}},
+        "for": {"status": "FINISHED:ABORTED", OUTCOME: {"state": "stopped", "said": "round 3: no site answered."}},
+        "now": {"status": "RUNNING"},
+    }
+    session = SimpleNamespace(
+        list_jobs=lambda: [{"job_id": job, "job_name": "eyes", "status": meta["status"]} for job, meta in told.items()],
+        get_job_meta=told.__getitem__,
+    )
+    admin = AdminClient(session, ())  # type: ignore[arg-type]
+    monkeypatch.setattr(AdminClient, "connected", lambda self: [])
+    monkeypatch.setattr(AdminClient, "standing", lambda self: {})
+    monkeypatch.setattr(commands, "_admin", lambda kit: contextlib.nullcontext(admin))
+    monkeypatch.setattr(commands, "endings", lambda kit, standing: [])
+    commands.status()
+    assert capsys.readouterr().out.splitlines() == [
+        "job one  eyes  finished:completed, resumed as two",
+        "job two  eyes  finished:completed; site 'bea' was left out: its disk is full.",
+        "job tri  eyes  finished:completed",
+        "job for  eyes  finished:aborted; round 3: no site answered.",
+        "job now  eyes  running",
+    ]
 
 
 @pytest.mark.parametrize(("words", "told"), [([], 2), (["--quiet"], 0)])
