@@ -141,7 +141,10 @@ def budget(hospital: HospitalFile = SETTINGS, as_json: Json = False) -> None:
 
 
 def clean(
-    hospital: Annotated[Path | None, typer.Option("--hospital", help="A hospital's settings.", metavar="FILE")] = None,
+    hospital: Annotated[
+        Path | None,
+        typer.Option("--hospital", help="A hospital's settings; hospital.toml where no kit is named.", metavar="FILE"),
+    ] = None,
     kit: Annotated[Path | None, typer.Option("--kit", help="A site's or the server's kit.", metavar="DIR")] = None,
     older: Annotated[
         float | None,
@@ -160,9 +163,9 @@ def clean(
     from consilium.federation.forecasting import size_text
     from consilium.hospital import read_hospital
 
-    if hospital is not None:
-        found = of_hospital(read_hospital(hospital), kit, older)
-    elif kit is not None and older is not None:
+    if hospital is not None or kit is None:
+        found = of_hospital(read_hospital(hospital or SETTINGS), kit, older)
+    elif older is not None:
         found = of_server(kit, older, runs)
     else:
         raise DataError("name a hospital with --hospital FILE.toml, or a server with --kit DIR and --older DAYS.")

@@ -99,6 +99,19 @@ def test_without_days_nothing_is_ever_removed(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "m/old-s0-1/memory/00001.json").exists()
 
 
+def test_the_settings_of_the_folder_are_taken_where_nothing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `review` and `budget` do."""
+    monkeypatch.chdir(tmp_path)
+    assert command("clean") == 2
+    assert "hospital.toml" in capsys.readouterr().err
+    hospital(tmp_path).rename(tmp_path / "hospital.toml")
+    made(tmp_path / "m", {"old-s0-1/memory/00001.json": 4000})
+    assert command("clean", "--older", "30") == 0
+    assert "old-s0-1" in capsys.readouterr().out
+
+
 def test_a_server_keeps_its_runs_unless_they_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path, {f"{JOB}/log.txt": 50, f"jobs-storage/{JOB}/data": 50, "runs/a-s0-1/study.toml": 50})
     assert command("clean", "--kit", str(tmp_path)) == 2
