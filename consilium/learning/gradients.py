@@ -73,7 +73,10 @@ class Stepper:
 
     def step(self, gradient: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters.items():
-            parameter.grad = gradient[name]
+            given = gradient[name]
+            # fused steps read both as they lie in memory: a gradient in another layout would be taken in another order
+            same = given.stride() == parameter.stride()
+            parameter.grad = given if same else torch.empty_like(parameter).copy_(given)
         self._optimizer.step()
 
     @property

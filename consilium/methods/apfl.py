@@ -96,7 +96,7 @@ def apfl_round(
     """One local pass: every batch gives one step of w, one of v, and with `adaptive` one of α."""
     lr = learning_rate(site.local, round)
     common, blend = GradientNetwork(site, shared, slot=0), GradientNetwork(site, shared, slot=1)
-    v = {name: nn.Parameter(own[name].to(site.device, copy=True)) for name in common.parameters}
+    v = {name: nn.Parameter(torch.empty_like(part).copy_(own[name])) for name, part in common.parameters.items()}
     of_w, of_v = Stepper(site, common.parameters, round, states), Stepper(site, v, round, states, "own")
     total, cases, steps = 0.0, 0, 0
     for batch in seeded_batches(site, round):

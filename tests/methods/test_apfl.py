@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from consilium import simulation
 from consilium.errors import StudyError
+from consilium.local_norm import LocalNorm
 from consilium.methods.apfl import APFL, apfl_round
 from consilium.site import SiteCard
+from consilium.store import MemoryStore
 from tests.learning.small import FIRST, batch, line, site, value
+from tests.toy import toy_study
 
 
 def test_one_step_by_hand() -> None:
@@ -35,6 +42,22 @@ def test_alpha_zero_is_fedavg_and_keeps_v() -> None:
     done = apfl_round(site(batch([1.0], [0.0])), line(4.0), line(8.0), 0.0, False, FIRST)
     assert value(done.personal) == value(done.shared) == pytest.approx(3.6)
     assert value(done.own) == 8.0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_alpha_one_is_training_alone(optimizer: str, federation: Path, tmp_path: Path) -> None:
+    """v̄ = v, so v makes the steps of a site that trains alone, with the convolutions and layouts of a real network."""
+    trained: dict[str, Any] = {}
+    for name, own in (("apfl", "own"), ("local", "local")):
+        fields = {"method__mix": 1.0} if name == "apfl" else {}
+        study = toy_study(federation, name, local__optimizer=optimizer, **fields)
+        folder = simulation.run(study, tmp_path, workers=0).folder
+        kept = LocalNorm(frozenset(), "bea").kept(study.method)
+        held: Any = MemoryStore(folder / "sites" / "bea" / "memory", "bea").at(2, kept)
+        trained[name] = getattr(held.memory, own)
+    moved = (trained["local"] - study.task.initial()).norm()
+    apart = (trained["apfl"] - trained["local"]).norm()
+    assert apart < 1e-3 * moved, f"APFL's v is {apart / moved:.2g} of the whole way from it"
 
 
 def test_only_w_leaves_and_it_is_averaged_by_cases() -> None:
