@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from consilium import packet_files, simulation
 from consilium.contract import (
@@ -59,6 +61,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedsm-network": ("fedsm", {"method__selector_training": "synchronised"}),
     "fedsm-extra-regression": ("fedsm-extra", {"method__selector_training": "regression"}),
 }
+WITHOUT_OPTIMISER = ("pfedme",)  # its steps are its own
 SIBLINGS = ("multi-head", "multi-encoder")  # one implementation with multi-decoder: the slow tier tries them
 # methods whose messages and memory are those of another one here: what is promised of these the slow tier tries
 COUSINS = {
@@ -94,8 +97,35 @@ def study_of(federation: Path, organs: Path) -> Any:
 CRASHES = ("train", "round", "score")  # before a round is committed, after it, and after its scores
 
 
+def order_in_memory(tensor: torch.Tensor) -> list[int]:
+    return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
+@contextmanager
+def steps_looked_at(found: list[str]) -> Iterator[None]:
+    """Note what each step of an optimiser meanwhile reads: a fault, or an empty text where it lies as its parameter."""
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            beside = {"gradient": parameter.grad, **optimizer.state.get(parameter, {})}
+            for name, tensor in beside.items():
+                if isinstance(tensor, torch.Tensor) and tensor.shape == parameter.shape:
+                    same = order_in_memory(tensor) == order_in_memory(parameter)
+                    found.append("" if same else f"{name} of shape {tuple(tensor.shape)}")
+
+    hook = register_optimizer_step_pre_hook(look)
+    yield
+    hook.remove()
+
+
 @pytest.fixture(scope="session")
-def finished(study_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def steps() -> dict[str, list[str]]:
+    """By method, what `steps_looked_at` found in its finished run."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def finished(study_of: Any, steps: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An undisturbed in-process run of each method, made once; beside it, its folder as it was in round 2."""
     made: dict[tuple[str, str, bool], Result] = {}
 
@@ -104,7 +134,8 @@ def finished(study_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         if key not in made:
             study, runs = study_of(name, study__away=away or {}, partial=key[2]), tmp_path_factory.mktemp(name)
             copying = copy_at(CRASHES, 2, RunFolder.path_of(study, runs), runs / "killed")
-            made[key] = run_in_process(study, runs, copying)
+            with steps_looked_at(steps.setdefault(name, [])):
+                made[key] = run_in_process(study, runs, copying)
         return made[key]
 
     return finish
@@ -126,6 +157,16 @@ def begun(study_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @every_method_and_variant
 def test_it_learns(name: str, finished: Any) -> None:
     learns(finished(name))
+
+
+@every_method_and_variant
+def test_gradients_and_moments_lie_in_memory_as_their_parameters_do(
+    name: str, finished: Any, steps: dict[str, list[str]]
+) -> None:
+    """A fused step reads all of them as they lie, so another layout would interchange the numbers of a convolution."""
+    finished(name)
+    assert steps[name] or name in WITHOUT_OPTIMISER
+    assert not [fault for fault in steps[name] if fault]
 
 
 @pytest.mark.parametrize(
