@@ -113,8 +113,9 @@ def _figures(
         "The difference of the site means on the same cases, and its 95 % interval over cases (bootstrap in each site)."
     )
     papers = papers_of(suite, label, metric)
-    if gaps or papers:  # a suite of one row has nothing to compare
-        yield FederationTable("difference", title, places, _lines(gaps), (note,), papers)
+    lines = _lines(gaps)
+    if lines or papers:  # one row, or one that has run, has nothing to compare
+        yield FederationTable("difference", title, places, lines, (note,), papers)
 
 
 def _choices(suite: Suite, standings: Sequence[RowRuns]) -> Iterator[FederationTable]:

@@ -162,7 +162,7 @@ def test_progress_shows_the_phase_by_itself(federation: Path, tmp_path: Path) ->
         "  round 3/3  validation dice 0.500  loss 1.000",
         "  after: done",
         "  best state (round 2) of the global model: test dice 0.500",
-        "  last state (round 3) of the global model: test dice 0.500",
+        "  last state (round 3, without after) of the global model: test dice 0.500",
         f"{name}: finished, 0 s of training",
     ]
     with pytest.raises(Interrupted):

@@ -72,6 +72,16 @@ def test_one_row_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert [table.figure for table in result.federations] == ["best", "bmcta", "last"]
 
 
+def test_a_row_is_compared_once_the_reference_has_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "simulation", FakeRuns(scores))
+    path = suite_of_two(tmp_path, GRID)
+    first = run_suite(path, tmp_path / "runs", workers=0, only=["fedprox"])
+    assert [table.figure for table in first.federations] == ["best", "last"]
+    both = run_suite(path, tmp_path / "runs", workers=0)
+    assert [table.figure for table in both.federations] == ["best", "last", "difference"]
+
+
 def test_a_column_that_is_not_finished_is_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = suite_of_two(tmp_path, GRID)
