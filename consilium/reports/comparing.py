@@ -17,6 +17,8 @@ from consilium.scores.means import ByCase, ScoreEntry, summarise
 from consilium.scores.statistics import interval, paired
 from consilium.scores.views import by_case, matrix
 
+MANY = 8  # sites beyond which their columns stand behind the means, which a page or a terminal shows first
+
 
 def compare(runs: Sequence[RunView]) -> Comparison:
     """One table over runs; repeats with other seeds become mean ± standard deviation."""
@@ -169,7 +171,7 @@ def _row(run: RunView, first: RunView) -> dict[str, Any]:
 
 
 def _columns(runs: Sequence[RunView]) -> tuple[Column, ...]:
-    """The study's order of sites where it gives one, else that of the summaries."""
+    """The study's order of sites where it gives one, else that of the summaries; of many sites the means come first."""
     inside: dict[str, None] = dict.fromkeys(
         site for run in runs for site in run.study.get("study", {}).get("sites", [])
     )
@@ -178,8 +180,9 @@ def _columns(runs: Sequence[RunView]) -> tuple[Column, ...]:
         headline = run.summary["headline"] if run.summary else {}
         inside |= dict.fromkeys(headline.get("sites", {}))
         outside |= dict.fromkeys(headline.get("outside", {}))
-    sites = [Column("site", site) for site in inside]
-    return (*sites, SITE_MEAN, POOLED, *(Column("outside", site) for site in outside))
+    sites, means = [Column("site", site) for site in inside], (SITE_MEAN, POOLED)
+    first = (*sites, *means) if len(sites) <= MANY else (*means, *sites)
+    return (*first, *(Column("outside", site) for site in outside))
 
 
 def _common_score(runs: Sequence[RunView]) -> tuple[str, str]:

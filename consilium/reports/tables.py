@@ -125,10 +125,12 @@ class Comparison:
         return len({line.sites for line in lines}) < 2 and not self.unlike
 
     def to_rich(self, width: int = WIDE) -> Table:
-        """For a terminal of this width; a narrow one gets three digits and no interval."""
+        """For a terminal of this width: a narrow one gets three digits, no interval, and of many sites a row each."""
         sections = [line.section for line in self.lines]
         ends = [i for i, section in enumerate(sections) if sections[i + 1 : i + 2] != [section]]
-        return rich_table(self.title, self.grid(compact=width < WIDE), self.caption, ends)
+        grid = self.grid(compact=width < WIDE)
+        fitting = to_fit(grid, width, gap=3)
+        return rich_table(self.title, fitting, self.caption, ends if fitting is grid else ())
 
     def to_markdown(self) -> str:
         parts = [f"{part.title}\n\n{markdown_table(part.grid())}\n\n{part.caption}\n" for part in self.apart()]
@@ -245,6 +247,24 @@ def markdown_table(grid: Sequence[Sequence[TextCell]]) -> str:
     escaped = [[_markdown(cell) for cell in row] for row in grid]
     rule = ["---"] + ["---:"] * (len(grid[0]) - 1)
     return "\n".join("| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:]))
+
+
+Grid = Sequence[Sequence[TextCell]]  # heads first
+
+
+def to_fit(grid: Grid, width: int, gap: int) -> Grid:
+    """The table, or its rows as columns if only so a terminal of this width holds it with whole numbers."""
+    turned = list(zip(*grid, strict=True))
+    return turned if width < _needs(grid, gap) > _needs(turned, gap) else grid
+
+
+def _needs(grid: Grid, gap: int) -> int:
+    """The width at which heads break between words only, and nothing else breaks."""
+    return sum(
+        max(len(part) for part in [*head.text.split(), *(line for cell in cells for line in cell.text.split("\n"))])
+        + gap
+        for head, *cells in zip(*grid, strict=True)
+    )
 
 
 def rich_table(title: str, grid: Sequence[Sequence[TextCell]], caption: str = "", ends: Container[int] = ()) -> Table:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from consilium.reports.tables import TextCell, markdown_table
+from consilium.reports.tables import Grid, TextCell, markdown_table, to_fit
 from consilium.suites.sections import PaperTable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
 
 MARK = "the paper's figures (their data, their machines)"
-
-Grid = Sequence[Sequence[TextCell]]  # heads first
 
 
 def rich_tables(title: str, grid: Grid, notes: Sequence[str], papers: Sequence[PaperTable]) -> list[RenderableType]:
@@ -42,18 +41,29 @@ def _paper_grid(paper: PaperTable) -> list[list[TextCell]]:
 
 def _rich_table(title: str, grid: Grid, notes: Sequence[str] = (), dim: bool = False) -> RenderableType:
     """A table without title and notes, which a narrow table would break."""
-    from rich import box
     from rich.console import Group as Together
-    from rich.table import Table
     from rich.text import Text as RichText
 
-    style = "dim" if dim else ""
-    table = Table(box=box.SIMPLE_HEAD, style=style, padding=(0, 1, 0, 0), pad_edge=False)
-    head, *body = grid
-    for i, cell in enumerate(head):  # folded, because a truncated number would be another number
-        table.add_column(
-            RichText(cell.text), justify="right" if i else "left", overflow="fold", no_wrap=not i, style=style
-        )
-    for texts in body:
-        table.add_row(*(RichText(text.text, style="bold" if text.bold else "") for text in texts))
-    return Together(RichText(f"\n{title}", style="italic"), table, *(RichText(note, style="dim") for note in notes))
+    parts = RichText(f"\n{title}", style="italic"), _Fitting(grid, dim)
+    return Together(*parts, *(RichText(note, style="dim") for note in notes))
+
+
+class _Fitting:
+    """A table whose rows are columns where the terminal is too narrow for it."""
+
+    def __init__(self, grid: Grid, dim: bool) -> None:
+        self._grid, self._style = grid, "dim" if dim else ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text as RichText
+
+        table = Table(box=box.SIMPLE_HEAD, style=self._style, padding=(0, 1, 0, 0), pad_edge=False)
+        head, *body = to_fit(self._grid, options.max_width, gap=1)
+        for i, cell in enumerate(head):  # folded, because a truncated number would be another number
+            text = RichText(cell.text, style=self._style)
+            table.add_column(text, justify="right" if i else "left", overflow="fold", no_wrap=not i, style=self._style)
+        for texts in body:
+            table.add_row(*(RichText(text.text, style="bold" if text.bold else "") for text in texts))
+        yield table

@@ -15,7 +15,7 @@ from consilium.methods import METHODS
 from consilium.reports.comparing import compare
 from consilium.reports.page import write_page
 from consilium.reports.reading import FIXED_STATES, RunView, read_run
-from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, to_fit
 
 SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
 
@@ -276,3 +276,26 @@ def test_a_run_of_0_1_has_the_state_it_was_trained_with(run_folder: Callable[...
         study.write_text(study.read_text().replace("[study]\n", f"[study]\n{plan}") + facts, encoding="utf-8")
         states[method] = read_run(folder).optimizer_state
     assert states == {"fedavg": "fresh", "local": "kept"}
+
+
+def test_of_many_sites_a_narrow_terminal_shows_a_row_each(run_folder: Callable[..., Path]) -> None:
+    """Twelve columns of numbers do not fit into 100; broken numbers would be other numbers."""
+    sites = {f"site{i:02d}": (3, 0.8, 0.75) for i in range(1, 13)}
+    table = compare([read_run(run_folder(method, sites=sites)) for method in ("fedavg", "fedsm")])
+    assert [column.title for column in table.columns] == ["site mean", "pooled cases", *sites]  # the means first
+    shown = {}
+    for width in (100, 180):
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(table.to_rich(width))
+        shown[width] = [line.split() for line in capture.get().splitlines() if line.strip()]
+    assert [row[0] for row in shown[100] if row[0] in sites] == list(sites)
+    assert ["method", "FedAvg"] in [row[:2] for row in shown[100]]
+    assert [row[0] for row in shown[180] if row[0] in ("FedAvg", "FedSM", *sites)] == ["FedAvg", "FedSM"]
+
+
+def test_a_table_that_fits_no_better_stays(four: list[RunView]) -> None:
+    grid = compare(four).grid()
+    assert to_fit(grid, 200, gap=3) is grid
+    assert to_fit([row[:2] for row in grid], 10, gap=3)[0][0].text == "method"
+    assert len(to_fit([row[:2] for row in grid], 10, gap=3)) == len(grid)
