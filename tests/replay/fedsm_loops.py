@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -10,10 +14,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from consilium.batch import Batch
+from consilium.learning.discriminant import SHRINKAGES, TEMPERATURES
 from consilium.methods.routers import GLOBAL
+from consilium.methods.routing import GRID
+from consilium.networks.parts import encoder_convolutions
 from consilium.site import Round
 from tests.replay.naive import Descent, Hospital, Play, State, average, combined, leaves, slope
-from tests.replay.personal_loops import Models, named
+from tests.replay.personal_loops import Models, fedavg, named
 
 SelectorLoss = Callable[[Hospital, Tensor, Batch], Tensor]  # of its output
 
@@ -54,6 +61,131 @@ def models_alone(play: Play) -> Models:
     for round, here in play.rounds():
         w, personal = models_round(play, round, here, w, personal)
     return {"global": w, **named(personal=personal)}
+
+
+def other_personal(play: Play, loop: Callable[[Play], Models]) -> Models:
+    """Table 6: personal models by another method, which has a common model of its own where it needs one."""
+    partner = Play(play.study)
+    partner.method = play.method.personaliser.how
+    theirs = loop(partner)
+    if play.method.personal in ("finetune", "apfl"):  # theirs is the global model
+        return theirs
+    return {**theirs, "shared": theirs["global"], **fedavg(play)}
+
+
+# ------------------------------------------------------------------------------------------------ in closed form
+
+
+@dataclass
+class ClosedForm:
+    """A linear discriminant, by explicit inverses, and γ by trying every one of the grid."""
+
+    means: dict[str, Tensor]
+    within: Tensor  # the covariance that all sites share
+    shrinkage: float = 0.0
+    temperature: float = 1.0
+    limits: dict[str, float] = field(default_factory=dict)
+    gamma: float = 1.0
+
+    def distances(self, x: Tensor, shrinkage: float) -> Tensor:
+        """Squared Mahalanobis distances (cases, sites); the covariance is shrunk towards its diagonal."""
+        between = torch.stack([*self.means.values()]).var(0, unbiased=False)
+        spread = torch.diag(self.within.diagonal() + 1e-6 * between + 1e-12)
+        inverse = torch.linalg.inv((1 - shrinkage) * self.within + shrinkage * spread)
+        gaps = [x - mean for mean in self.means.values()]
+        return torch.stack([torch.einsum("ni,ij,nj->n", gap, inverse, gap) for gap in gaps], 1)
+
+    def chances(self, x: Tensor, shrinkage: float, temperature: float) -> Tensor:
+        return (-self.distances(x, shrinkage) / (2 * temperature)).softmax(1)
+
+
+def closed_form(play: Play, models: Models) -> ClosedForm:
+    """From the features of the last global model: classes from training cases, all else from validation cases."""
+    w, names = models["global"], list(play.sites)
+    train = {k: features(site, w, "train") for k, site in play.sites.items()}
+    valid = {k: features(site, w, "valid") for k, site in play.sites.items()}
+    centred = torch.cat([x - x.mean(0) for x in train.values()])
+    found = ClosedForm({k: x.mean(0) for k, x in train.items()}, centred.T @ centred / (len(centred) - len(names)))
+
+    def surprise(shrinkage: float, temperature: float) -> float:  # the mean over sites of their cases' log loss
+        chances = [found.chances(x, shrinkage, temperature)[:, i] for i, x in enumerate(valid.values())]
+        return float(torch.stack([-(0.999 * own + 0.001 / len(names)).log().mean() for own in chances]).mean())
+
+    tried = {pair: surprise(*pair) for pair in product(SHRINKAGES, TEMPERATURES)}
+    equal = [pair for pair, loss in tried.items() if loss <= min(tried.values()) + 1e-3]
+    first = oas(found.within, len(centred) - len(names))
+    found.shrinkage, found.temperature = min(equal, key=lambda pair: (abs(pair[0] - first), abs(math.log(pair[1]))))
+
+    logs = [found.distances(x, found.shrinkage)[:, i].log() / 2 for i, x in enumerate(valid.values())]
+    free = sum(map(len, logs)) - len(logs)
+    spread = math.sqrt(sum(float((log - log.mean()).square().sum()) for log in logs) / free)
+    reach = NormalDist().inv_cdf(play.method.outlier_quantile) * spread
+    found.limits = {k: math.exp(float(log.mean()) + reach) for k, log in zip(names, logs)}
+    found.gamma = best_gamma(play, models, found)
+    return found
+
+
+def features(site: Hospital, w: State, split: str) -> Tensor:
+    return torch.cat([features_of(site, w, batch) for batch in site.whole(split)])
+
+
+def features_of(site: Hospital, w: State, batch: Batch) -> Tensor:
+    """Mean and standard deviation of every channel of the first convolution of every encoder stage."""
+    stages: list[Tensor] = []
+    hooks = [
+        conv.register_forward_hook(lambda _, __, out: stages.append(out.detach().flatten(2)))
+        for conv in encoder_convolutions(site.module)
+    ]
+    site.output(w, batch.images)
+    for hook in hooks:
+        hook.remove()
+    return torch.cat([part for out in stages for part in (out.mean(2), out.std(2, unbiased=False))], 1).double()
+
+
+def oas(within: Tensor, n: int) -> float:
+    """The shrinkage of Chen, Wiesel, Eldar & Hero (2010), of the correlations."""
+    R, p = within / torch.outer(within.diagonal().sqrt(), within.diagonal().sqrt()), len(within)
+    square, trace = float((R @ R).trace()), float(R.trace())
+    return min(1.0, ((1 - 2 / p) * square + trace**2) / ((n + 1 - 2 / p) * (square - trace**2 / p)))
+
+
+def best_gamma(play: Play, models: Models, found: ClosedForm) -> float:
+    """The γ with the best mean over sites of validation Dice, which must gain its standard error over γ = 1."""
+    gains: dict[float, list[Tensor]] = {}  # by γ and site: of every case, over the global model
+    for gamma in GRID:
+        gains[gamma] = [
+            torch.tensor([routed_dice(play, site, models, found, batch, gamma) for batch in single(site)])
+            - torch.tensor([routed_dice(play, site, models, found, batch, 1.0) for batch in single(site)])
+            for site in play.sites.values()
+        ]
+    mean = {gamma: float(torch.stack([each.mean() for each in of]).mean()) for gamma, of in gains.items()}
+    for gamma, of in gains.items():
+        cases = sum(map(len, of))
+        variance = sum(float((each - each.mean()).square().sum()) for each in of) / (cases - len(of))
+        error = math.sqrt(variance * sum(1 / len(each) for each in of)) / len(of)
+        if gamma < 1 and mean[gamma] < play.method.needed_gain * error - 1e-9:
+            del mean[gamma]
+    best = [gamma for gamma, gain in mean.items() if gain >= max(mean.values()) - 1e-9]
+    return best[(len(best) - 1) // 2]
+
+
+def single(site: Hospital) -> list[Batch]:
+    return [batch.only(i) for batch in site.whole("valid") for i in range(len(batch.cases))]
+
+
+def routed_dice(play: Play, site: Hospital, models: Models, found: ClosedForm, case: Batch, gamma: float) -> float:
+    """Algorithm 2: max ŷ_s > γ → the model of the arg max, else the global model; an outlier goes there too."""
+    x = features_of(site, models["global"], case)
+    chances = found.chances(x, found.shrinkage, found.temperature)[0]
+    far = found.distances(x, found.shrinkage)[0].sqrt()
+    outlier = all(float(d) > limit for d, limit in zip(far, found.limits.values()))
+    use = (
+        f"personal of {list(play.sites)[int(chances.argmax())]}" if chances.max() > gamma and not outlier else "global"
+    )
+    with torch.no_grad():
+        output = site.output(models[use], case.images)[0]
+    (dice,) = [mark.value for mark in play.task.score(output, case.truth[0], full=False) if mark.metric == "dice"]
+    return dice
 
 
 def fedsm_extra(play: Play) -> Models:

@@ -177,7 +177,7 @@ class Play:
 
     def rounds(self, phase: str = "") -> Iterator[tuple[Round, dict[str, Hospital]]]:
         """The rounds of a phase (default: the first), each with the sites that take part."""
-        line = timeline(self.method, self.study.plan.rounds)
+        line = timeline(self.study.method, self.study.plan.rounds)
         for _, round in line:
             if round.phase == (phase or line[0][0].name):
                 away = self.study.plan.away

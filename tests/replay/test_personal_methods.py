@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from consilium.learning.discriminant import symmetric
 from consilium.methods.routers import GLOBAL
 from consilium.toy_federation import PLAIN_SGD
 from tests.replay import fedsm_loops as sm
@@ -65,6 +66,15 @@ QUICK: dict[str, Case] = {
     "fedbn": ("fedbn", {}, ADAM, loops.fedbn),
     "local": ("local", {}, SGD, loops.local),
     "pooled": ("pooled", {}, ADAM, loops.local),
+}
+OTHERS: dict[str, Case] = {
+    name: ("fedsm", {**CLOSED, "personal": name, "personal_fields": fields}, SGD, partial(sm.other_personal, loop=loop))
+    for name, fields, loop in (
+        ("finetune", {}, loops.fedavg_finetune),
+        ("apfl", {"mix": 0.4}, loops.apfl),
+        ("perfedavg", META, loops.per_fedavg),
+        ("pfedme", MOREAU, loops.pfedme),
+    )
 }
 STEPS = {"sgd": SGD, "adam": ADAM, "sgd, fresh": {**SGD, **FRESH}, "adam, fresh": {**ADAM, **FRESH}}
 OWN_STEPS = ("scaffold", "pfedme")  # no optimiser of the study's
@@ -128,6 +138,33 @@ def start(play: Play, name: str) -> State:
 @pytest.mark.parametrize("name", QUICK)
 def test_a_method_is_its_naive_loop(name: str, federation: Path, tmp_path: Path) -> None:
     found = replayed(QUICK[name], federation, tmp_path)
+    assert max(found.values()) < 1e-3, found
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0])
+def test_the_selector_in_closed_form_and_its_threshold(gain: float, federation: Path, tmp_path: Path) -> None:
+    changes = {"method__needed_gain": gain, "task__norm": "group", "local__lr": 0.01}
+    study = toy_study(federation, "fedsm", **changes)
+    play = Play(study)
+    server, _ = ended(study, tmp_path)
+    theirs = sm.closed_form(play, sm.models_alone(play))
+    ours = server.discriminant
+    assert (ours.shrinkage, ours.temperature, server.confidence) == (
+        theirs.shrinkage,
+        theirs.temperature,
+        theirs.gamma,
+    )
+    assert ours.limits == pytest.approx(theirs.limits, rel=1e-3)
+    for name, mean in theirs.means.items():
+        torch.testing.assert_close(ours.means[name], mean, rtol=1e-4, atol=1e-6)
+    within = symmetric(ours.covariance, len(theirs.within))
+    assert float((within - theirs.within).norm()) < 1e-4 * float(theirs.within.norm())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_personal_models_of_fedsm_by_another_method(name: str, federation: Path, tmp_path: Path) -> None:
+    found = replayed(OTHERS[name], federation, tmp_path)
     assert max(found.values()) < 1e-3, found
 
 
