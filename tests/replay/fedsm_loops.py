@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from consilium.batch import Batch
@@ -195,7 +196,7 @@ def fedsm_extra(play: Play) -> Models:
 
     def loss(site: Hospital, output: Tensor, batch: Batch) -> Tensor:
         with torch.no_grad():
-            losses = [[site.loss(h, batch.only(i)) for h in models] for i in range(len(batch.cases))]
+            losses = [[site.loss(h, batch.only(i), training=False) for h in models] for i in range(len(batch.cases))]
         return cross_entropy(output, torch.tensor(losses).argmin(1))
 
     return {**found, "selector": late_selector(play, loss)}
@@ -236,7 +237,8 @@ class Selector:
 
     def synchronised(self, round: Round, here: Mapping[str, Hospital]) -> None:
         """The server takes one Adam step on Σ (n_k/n) g_k, g_k the mean gradient over the cases of site k."""
-        means = {name: combined((1 / site.n, self.summed(site, round))) for name, site in here.items()}
+        seen = {name: sum(len(batch.cases) for batch in site.batches(round)) for name, site in here.items()}
+        means = {name: combined((1 / seen[name], self.summed(site, round))) for name, site in here.items()}
         self.w, *self.adam = adam(self.w, average(means, self.play.n), *self.adam, self.lr)
 
     def moments(self, round: Round, here: Mapping[str, Hospital]) -> None:
@@ -249,7 +251,7 @@ class Selector:
         """Algorithm 1 as printed: a step on every batch at the site, weights averaged by n_k/n."""
         trained = {}
         for name, site in here.items():
-            model = Descent(self.w, site.site.local.optimizer, self.lr, site.site.local.momentum)
+            model = Descent(self.w, site.site.local, self.lr)
             for batch in site.batches(round):
                 model.step(self.gradient(site, model.now, batch))
             trained[name] = model.now
@@ -257,7 +259,7 @@ class Selector:
 
     def gradient(self, site: Hospital, at: State, batch: Batch) -> State:
         here = leaves(at)
-        return slope(self.loss(site, site.output(here, batch.images, self.module), batch), here)
+        return slope(self.loss(site, functional_call(self.module, here, (batch.images,)), batch), here)
 
     def summed(self, site: Hospital, round: Round) -> State:
         return combined(*((len(b.cases), self.gradient(site, self.w, b)) for b in site.batches(round)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from consilium import simulation
@@ -20,6 +20,7 @@ from consilium.batch import Batch
 from consilium.data.cases import Cases
 from consilium.data.site_folder import read_federation
 from consilium.local_norm import LocalNorm
+from consilium.local_training import Local
 from consilium.run_folder import RunFolder
 from consilium.site import POOLED, Round, Site, SiteCard
 from consilium.site_opening import open_arrays
@@ -34,54 +35,65 @@ Ended = tuple[Any, dict[str, Any]]  # the server's last state, and the sites' me
 # ------------------------------------------------------------------------------------------------ arithmetic
 
 
+def is_trained(name: str) -> bool:
+    """Whether a tensor is a parameter; the others are statistics of normalisation layers."""
+    return name.rpartition(".")[2] not in ("running_mean", "running_var", "num_batches_tracked")
+
+
 def average(models: Mapping[str, State], shares: Mapping[str, float]) -> State:
     """Σ_k share_k w_k / Σ_k share_k over the sites in `models`."""
     total = sum(shares[name] for name in models)
-    first = next(iter(models.values()))
-    return {key: sum(model[key] * (shares[name] / total) for name, model in models.items()) for key in first}
+    return combined(*((shares[name] / total, model) for name, model in models.items()))
 
 
 def combined(*parts: tuple[Any, State]) -> State:
-    """Σ a w over pairs (a, w)."""
-    return {key: sum(factor * state[key] for factor, state in parts) for key in parts[0][1]}
+    """Σ a w over pairs (a, w); a gradient has no statistics, and counters are those of the first."""
+    return {
+        key: sum(factor * state[key] for factor, state in parts if key in state) if part.is_floating_point() else part
+        for key, part in parts[0][1].items()
+    }
 
 
 def squared(a: State, b: Mapping[str, Tensor] | None = None) -> Tensor:
-    """‖a − b‖² over all tensors of a together; without b, ‖a‖²."""
-    return torch.stack([(part if b is None else part - b[key]).square().sum() for key, part in a.items()]).sum()
+    """‖a − b‖² over all parameters of a together; without b, ‖a‖²."""
+    parts = [(part if b is None else part - b[key]) for key, part in a.items() if is_trained(key)]
+    return torch.stack([part.square().sum() for part in parts]).sum()
 
 
 def dot(a: State, b: State) -> Tensor:
-    return torch.stack([(part * b[key]).sum() for key, part in a.items()]).sum()
+    return torch.stack([(part * b[key]).sum() for key, part in a.items() if is_trained(key)]).sum()
 
 
 def leaves(state: State) -> State:
-    return {key: part.detach().clone().requires_grad_() for key, part in state.items()}
+    """Parameters to differentiate by; statistics stay the same tensors, which every pass writes to."""
+    return {key: part.detach().clone().requires_grad_() if is_trained(key) else part for key, part in state.items()}
 
 
 def slope(value: Tensor, of: State) -> State:
     """The gradient of a value, by autograd."""
-    return dict(zip(of, torch.autograd.grad(value, list(of.values()))))
+    names = [key for key, part in of.items() if part.requires_grad]
+    return dict(zip(names, torch.autograd.grad(value, [of[key] for key in names])))
 
 
 # ------------------------------------------------------------------------------------------------ a site
 
 
 class Descent:
-    """Parameters and their optimiser."""
+    """Parameters and their optimiser, and the statistics that go with them."""
 
-    def __init__(self, start: State, kind: str, lr: float, momentum: float = 0.0) -> None:
-        self._parts = {key: torch.nn.Parameter(part.detach().clone().contiguous()) for key, part in start.items()}
-        slow: dict[str, Any] = {"lr": lr, "foreach": False, "fused": False}
+    def __init__(self, start: State, local: Local, lr: float) -> None:
+        self._parts = {key: nn.Parameter(part.clone().contiguous()) for key, part in start.items() if is_trained(key)}
+        self._statistics = {key: part.clone() for key, part in start.items() if not is_trained(key)}
+        slow: dict[str, Any] = {"lr": lr, "weight_decay": local.weight_decay, "foreach": False, "fused": False}
         self.optimizer: torch.optim.Optimizer = (
-            torch.optim.Adam(self._parts.values(), **slow)
-            if kind == "adam"
-            else torch.optim.SGD(self._parts.values(), momentum=momentum, **slow)
+            torch.optim.SGD(self._parts.values(), momentum=local.momentum, **slow)
+            if local.optimizer == "sgd"
+            else {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[local.optimizer](self._parts.values(), **slow)
         )
 
     @property
     def now(self) -> State:
-        return {key: part.detach().clone() for key, part in self._parts.items()}
+        return {**{key: part.detach().clone() for key, part in self._parts.items()}, **self._statistics}
 
     def step(self, gradient: State) -> None:
         for key, part in self._parts.items():
@@ -93,6 +105,7 @@ class Descent:
         """The same optimiser, with all that it has gathered, at other weights."""
         for key, part in self._parts.items():
             part.copy_(to[key])
+        self._statistics = {key: to[key].clone() for key in self._statistics}
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -102,7 +115,7 @@ class Hospital:
     """A site: its batches, the loss of any weights on them, and its optimisers."""
 
     site: Site
-    module: torch.nn.Module
+    module: nn.Module
     _kept: dict[str, Descent] = field(default_factory=dict)
 
     @property
@@ -115,11 +128,11 @@ class Hospital:
     def whole(self, split: str) -> Iterator[Batch]:
         return self.site.data.whole(split, self.site.local.batch_size)
 
-    def output(self, at: State, images: Tensor, module: torch.nn.Module | None = None) -> Tensor:
-        return functional_call(module or self.module, at, (images,))
+    def output(self, at: State, images: Tensor, training: bool = False) -> Tensor:
+        return functional_call(self.module.train(training), at, (images,))
 
-    def loss(self, at: State, batch: Batch) -> Tensor:
-        return self.site.task.loss(self.output(at, batch.images), batch)
+    def loss(self, at: State, batch: Batch, training: bool = True) -> Tensor:
+        return self.site.task.loss(self.output(at, batch.images, training), batch)
 
     def gradient(self, at: State, batch: Batch) -> State:
         here = leaves(at)
@@ -127,7 +140,7 @@ class Hospital:
 
     def valid_loss(self, at: State) -> float:
         with torch.no_grad():
-            found = [(float(self.loss(at, batch)), len(batch.cases)) for batch in self.whole("valid")]
+            found = [(float(self.loss(at, batch, training=False)), len(batch.cases)) for batch in self.whole("valid")]
         return sum(loss * n for loss, n in found) / sum(n for _, n in found)
 
     def rate(self, round: Round) -> float:
@@ -138,7 +151,7 @@ class Hospital:
         """The study's optimiser for the model of this name: with its state of the last round if that is kept."""
         local = self.site.local
         if local.optimizer_state == "fresh" or fresh or name not in self._kept:
-            self._kept[name] = Descent(start, local.optimizer, self.rate(round), local.momentum)
+            self._kept[name] = Descent(start, local, self.rate(round))
         else:
             self._kept[name].move(start, self.rate(round))
         return self._kept[name]
@@ -205,6 +218,10 @@ def ended(study: Study, runs: Path) -> Ended:
 def apart(ours: Mapping[str, Tensor], theirs: State, start: State) -> float:
     """How far two models are from each other, in units of the way from the start."""
     assert set(ours) == set(theirs)
-    moved = float(squared(theirs, start)) ** 0.5
+    floats = [key for key, part in theirs.items() if part.is_floating_point()]
+    apart, moved = (
+        float(torch.stack([(theirs[key] - other[key]).square().sum() for key in floats]).sum()) ** 0.5
+        for other in (ours, start)
+    )
     assert moved > 0, "nothing was trained"
-    return float(squared(dict(ours), theirs)) ** 0.5 / moved
+    return apart / moved

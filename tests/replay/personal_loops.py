@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from consilium.batch import Batch
-from tests.replay.naive import Play, State, average, combined, dot, leaves, slope, squared
+from tests.replay.naive import Descent, Play, State, average, combined, dot, is_trained, leaves, slope, squared
 
 Models = dict[str, State]
 
@@ -50,9 +51,14 @@ def fedprox(play: Play, adapts: bool = False) -> Models:
 
 
 def finetuned(play: Play, w: State) -> Models:
-    """From the last w_g, E epochs without the server and with a fresh optimiser."""
+    """From the last w_g, E epochs without the server, with a fresh optimiser and a rate of their own."""
     ((round, sites),) = play.rounds("adapt")
-    return named(personal={name: site.trained("personal", w, round, fresh=True) for name, site in sites.items()})
+    tuned = {}
+    for name, site in sites.items():
+        how = {"epochs": play.method.finetune_epochs, "lr": play.method.finetune_lr or site.site.local.lr}
+        alone = replace(site, site=replace(site.site, local=replace(site.site.local, **how)))
+        tuned[name] = alone.trained("personal", w, round, fresh=True)
+    return named(personal=tuned)
 
 
 def fedavg_finetune(play: Play) -> Models:
@@ -63,11 +69,12 @@ def fedavg_finetune(play: Play) -> Models:
 def scaffold(play: Play) -> Models:
     """Option II: y ← y − η (g − c_i + c); c_i⁺ = c_i − c + (x − y)/(K η); c ← c + |S|/N · mean (c_i⁺ − c_i)."""
     x = play.first()
-    c, mine = combined((0.0, x)), play.all(combined((0.0, x)))
+    c = {key: torch.zeros_like(part) for key, part in x.items() if is_trained(key)}
+    mine = play.all(c)
     for round, sites in play.rounds():
         ys, changes = {}, {}
         for name, site in sites.items():
-            y, steps, eta = dict(x), 0, site.rate(round)
+            y, steps, eta = combined((1, x)), 0, site.rate(round)
             for batch in site.batches(round):
                 y = combined((1, y), (-eta, site.gradient(y, batch)), (eta, mine[name]), (-eta, c))
                 steps += 1
@@ -88,7 +95,7 @@ def fedasam(play: Play) -> Models:
             for batch in site.batches(round):
                 now = model.now
                 g = site.gradient(now, batch)
-                T = {key: torch.ones_like(v) if key.endswith("bias") else v.abs() + eta for key, v in now.items()}
+                T = {key: torch.ones_like(g[key]) if key.endswith("bias") else now[key].abs() + eta for key in g}
                 length = squared({key: T[key] * g[key] for key in g}).sqrt()
                 climbed = {key: now[key] + rho * T[key] ** 2 * g[key] / length for key in g}
                 model.step(site.gradient(climbed, batch))
@@ -171,8 +178,8 @@ def apple(play: Play) -> Models:
         for name, site in sites.items():
             held[name] = {**held[name], **sent, name: held[name][name]}
             core = site.descent("core", held[name][name], round, fresh=True)
-            relation = site.descent("p", {"p": p[name]}, round, fresh=True)
-            relation.move(relation.now, how.relation_lr * site.rate(round) / site.site.local.lr)  # η_2 decays as η_1
+            eta_2 = how.relation_lr * site.rate(round) / site.site.local.lr  # it decays as η_1 does
+            relation = Descent({"p": p[name]}, replace(site.site.local, weight_decay=0.0), eta_2)
             for batch in site.batches(round):
                 own, q = leaves(core.now), leaves(relation.now)
                 mixture = combined(*((q["p"][j], own if k == name else held[name][k]) for j, k in enumerate(names)))
@@ -190,7 +197,11 @@ def apple(play: Play) -> Models:
 
 def fedbn(play: Play) -> Models:
     """FedAvg of all but the normalisation layers, which each site keeps."""
-    norms = [name for name, part in play.task.network().named_modules() if isinstance(part, nn.GroupNorm)]
+    norms = [
+        name
+        for name, part in play.task.network().named_modules()
+        if isinstance(part, (nn.GroupNorm, nn.InstanceNorm2d, nn.BatchNorm2d))
+    ]
     stays = {key for key in play.first() if key.rpartition(".")[0] in norms}
     assert stays
     w, mine = play.first(), play.all(play.first())
