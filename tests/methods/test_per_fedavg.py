@@ -34,6 +34,18 @@ def test_the_hessian_free_gradient_by_hand() -> None:
     assert found == pytest.approx(0.52, abs=5e-3)
 
 
+def test_clipping_leaves_the_curvature_alone() -> None:
+    """As above with clip = 1: ∇f(w̃) is clipped to 1, and ∇²f = 9 of D'' is not: (1 − .1·9) · 1 = .1.
+
+    Of two gradients with the same length, the difference would be 0 and the meta-gradient 1.
+    """
+    batches = [batch([1.0], [0.0]), batch([2.0], [1.0]), batch([3.0], [0.0])]
+    here = site(*batches, clip=1.0)
+    how = PerFedAvg(inner_lr=0.1, hessian="free")
+    found, _ = meta_gradient(GradientNetwork(here, line(2.0)), batches, how)
+    assert float(found["weight"]) == pytest.approx(0.1, abs=5e-3)
+
+
 def test_a_pass_makes_one_meta_step_per_two_or_three_batches() -> None:
     six = [batch([1.0 + i], [0.0]) for i in range(6)]
     assert meta_round(site(*six), line(1.0), PerFedAvg(), FIRST)[2] == 3
