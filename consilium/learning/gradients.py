@@ -35,13 +35,18 @@ class GradientNetwork:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
 
-    def gradient(self, batch: Batch, loss_of: Callable[[Any], Tensor] | None = None) -> tuple[dict[str, Tensor], float]:
-        """The gradient of a loss of the output (default: the task's) at the current parameters, and the loss."""
+    def gradient(
+        self, batch: Batch, loss_of: Callable[[Any], Tensor] | None = None, clipped: bool = True
+    ) -> tuple[dict[str, Tensor], float]:
+        """The gradient of a loss of the output (default: the task's) at the current parameters, and the loss.
+
+        `clipped`: as [local] clip says.
+        """
         with precision(self.site):
             output = self.module(batch.images)
             loss = self.site.task.loss(output, batch) if loss_of is None else loss_of(output)
         grads = torch.autograd.grad(loss, list(self.parameters.values()))
-        if self.site.local.clip:
+        if clipped and self.site.local.clip:
             length = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
             scale = min(1.0, self.site.local.clip / (length.item() + 1e-6))
             grads = tuple(grad * scale for grad in grads)

@@ -113,13 +113,13 @@ def meta_gradient(network: GradientNetwork, batches: list[Batch], how: PerFedAvg
     direction, loss = network.gradient(batches[1 % len(batches)])
     result = direction
     if how.hessian == "free":
-        # ∇²f(w) d ≈ (∇f(w + δ d) − ∇f(w − δ d)) / 2δ
+        # ∇²f(w) d ≈ (∇f(w + δ d) − ∇f(w − δ d)) / 2δ, of whole gradients: clipped ones would differ in direction only
         length = sum(float(d.square().sum()) for d in direction.values()) ** 0.5
         delta = how.difference / max(length, 1e-12)
         around = []
         for sign in (-1, 1):
             network.set(stepped(w, direction, -sign * delta))
-            around.append(network.gradient(batches[2 % len(batches)])[0])
+            around.append(network.gradient(batches[2 % len(batches)], clipped=False)[0])
         curve = {name: (around[1][name] - around[0][name]) / (2 * delta) for name in direction}
         result = stepped(direction, curve, how.inner_lr)
     network.set(w)
