@@ -85,6 +85,7 @@ class Descent:
         self._parts = {key: nn.Parameter(part.clone().contiguous()) for key, part in start.items() if is_trained(key)}
         self._statistics = {key: part.clone() for key, part in start.items() if not is_trained(key)}
         slow: dict[str, Any] = {"lr": lr, "weight_decay": local.weight_decay, "foreach": False, "fused": False}
+        self.clip = local.clip
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(self._parts.values(), momentum=local.momentum, **slow)
             if local.optimizer == "sgd"
@@ -96,8 +97,10 @@ class Descent:
         return {**{key: part.detach().clone() for key, part in self._parts.items()}, **self._statistics}
 
     def step(self, gradient: State) -> None:
+        length = float(squared({key: gradient[key] for key in self._parts})) ** 0.5
+        shorter = min(1.0, self.clip / length) if self.clip else 1.0
         for key, part in self._parts.items():
-            part.grad = gradient[key].detach().clone().contiguous()
+            part.grad = (shorter * gradient[key]).detach().clone().contiguous()
         self.optimizer.step()
 
     @torch.no_grad()
