@@ -1,7 +1,8 @@
 """FedSM's selector, and three ways to train a network as the selector, although each site holds a single class.
 
-"synchronised": sites send their mean gradient and the server takes one Adam step. "moments": one Adam step per epoch at
-the site, its moments averaged, as in the authors' published code. "paper": Adam on every batch, as printed; it fails.
+"synchronised": sites send their mean gradient and the server takes one Adam step. "moments": one Adam step per round at
+the site, its moments averaged, as in the authors' published code, whose rounds have one epoch. "paper": a step of the
+study's optimiser on every batch, as printed; it fails.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def selector_reply(training: str, done: Fit, got: Weights, state: OptimizerState
         return done.gradient, None
     if training == "paper":
         return done.weights, None
-    # the published code: one Adam step per epoch on the *sum* of the gradients; moments are sent too
+    # the published code: one Adam step on the *sum* of the round's gradients; moments are sent too
     assert done.gradient is not None
     return adam_step(got, done.gradient * done.cases, state, lr)
 
