@@ -6,10 +6,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from consilium.errors import RunError
-from consilium.reports.grouping import Group, groups, once
+from consilium.reports.grouping import Group, groups, once, repeated
 from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import _ORDER, POOLED, SITE_MEAN, Cell, Column, Comparison, LineKind, TableLine
 from consilium.run_lock import way_on
@@ -43,7 +44,14 @@ def compare(runs: Sequence[RunView]) -> Comparison:
         rows=tuple(_row(run, finished[0]) for run in finished),
         unlike=_unlike(finished),
         unscored={run.name: run.unscored for run in finished if run.unscored},
+        repeated=dict(_called(folder, kept.folder) for folder, kept in repeated(finished).items()),
     )
+
+
+def _called(again: Path, kept: Path) -> tuple[str, str]:
+    """Two folders by name; of the same name, with the folder that each is in."""
+    parts = 1 if again.name != kept.name else 2
+    return "/".join(again.parts[-parts:]), "/".join(kept.parts[-parts:])
 
 
 def one_task(runs: Sequence[RunView]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from consilium.reports.reading import Kind, RunView, settings
 
@@ -39,9 +40,10 @@ class Group:
 def groups(runs: Sequence[RunView]) -> tuple[Group, ...]:
     """Runs by method and settings, in the order given, bounds and local training first."""
     alike: dict[str, list[RunView]] = defaultdict(list)
+    left_out = repeated(runs)
     for run in once(runs):
-        apart = {key: value for key, value in settings(run).items() if key not in _APART}
-        alike[run.method + json.dumps(apart, sort_keys=True, default=str)].append(run)
+        if run.folder not in left_out:
+            alike[_alike(run, _APART)].append(run)
     names = _names([found[0] for found in alike.values()])
     made = [Group(name, found[0].kind, tuple(found)) for name, found in zip(names, alike.values(), strict=True)]
     return tuple(sorted(made, key=lambda group: _ORDER[group.kind]))
@@ -50,6 +52,29 @@ def groups(runs: Sequence[RunView]) -> tuple[Group, ...]:
 def once(runs: Iterable[RunView]) -> list[RunView]:
     """A folder named twice counts once."""
     return list({run.folder: run for run in runs}.values())
+
+
+def repeated(runs: Iterable[RunView]) -> dict[Path, RunView]:
+    """Runs that are another one again, and that one: the same study, seed and cases, in a copy or under another name.
+
+    They are no second seed. Of two, the finished one counts, else the first.
+    """
+    found: dict[str, RunView] = {}
+    again: dict[Path, RunView] = {}
+    for run in sorted(once(runs), key=lambda run: run.summary is None):
+        tables = {site: facts.get("table") for site, facts in run.origin.get("sites", {}).items()}
+        privacy = run.study.get("privacy", {})
+        noise = run.name if privacy.get("noise") or privacy.get("epsilon") else ""  # drawn anew for every name of a run
+        kept = found.setdefault(_alike(run, ("study.name",)) + str(sorted(tables.items())) + noise, run)
+        if kept is not run:
+            again[run.folder] = kept
+    return again
+
+
+def _alike(run: RunView, apart: Collection[str]) -> str:
+    """The same for runs of one method that differ in nothing but the keys set apart."""
+    shared = {key: value for key, value in settings(run).items() if key not in apart}
+    return run.method + json.dumps(shared, sort_keys=True, default=str)
 
 
 def _names(runs: Sequence[RunView]) -> list[str]:

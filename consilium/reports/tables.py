@@ -86,6 +86,7 @@ class Comparison:
     rows: tuple[dict[str, Any], ...]  # one per run, for JSON
     unlike: tuple[str, ...] = ()  # sites that did not have the same cases in all runs
     unscored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # run → sites that were away at its end
+    repeated: Mapping[str, str] = field(default_factory=dict)  # run that is another one again → that one
     state: str = ""  # of the optimisers, where runs of both are shown in tables of their own
 
     @property
@@ -154,6 +155,8 @@ class Comparison:
             for line in self.lines
         ]
         left_out: dict[str, Any] = {"unfinished": list(self.unfinished), "unlike": list(self.unlike)}
+        if self.repeated:
+            left_out["repeated"] = dict(self.repeated)
         if self.unscored:
             left_out["unscored"] = {name: list(sites) for name, sites in self.unscored.items()}
         return {"rows": list(self.rows), "lines": lines, **left_out}
@@ -185,6 +188,8 @@ class Comparison:
             parts.append(f"Not the same cases in all runs, and so not to be compared: {', '.join(self.unlike)}.")
         for name, sites in self.unscored.items():
             parts.append(f"{name} has no final scores of {', '.join(sites)}: its means are over the other sites.")
+        for again, kept in self.repeated.items():
+            parts.append(f"{again} is {kept} again, the same study and seed: it counts once.")
         if self.unfinished:
             parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
         return " ".join(parts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -299,3 +301,18 @@ def test_a_table_that_fits_no_better_stays(four: list[RunView]) -> None:
     assert to_fit(grid, 200, gap=3) is grid
     assert to_fit([row[:2] for row in grid], 10, gap=3)[0][0].text == "method"
     assert len(to_fit([row[:2] for row in grid], 10, gap=3)) == len(grid)
+
+
+def test_the_same_run_again_is_no_second_seed(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    first, other = (run_folder("fedavg", sites=SMALL, seed=seed) for seed in (0, 1))
+    copy = shutil.copytree(first, tmp_path / "copies" / first.name)
+    renamed = shutil.copytree(first, tmp_path / "copies" / "another-name")
+    text = (renamed / "study.toml").read_text()
+    (renamed / "study.toml").write_text(re.sub('^name = ".*"', 'name = "another"', text, count=1, flags=re.M))
+    both = compare([read_run(run) for run in (first, other)])
+    again = compare([read_run(run) for run in (first, copy, renamed, other)])
+    assert again.lines == both.lines and again.lines[0].count == 2
+    kept = f"runs/{first.name}"
+    assert again.repeated == {f"copies/{first.name}": kept, "another-name": first.name}
+    assert "counts once" in again.caption and len(again.to_json()["rows"]) == 4
+    assert compare([read_run(first), read_run(copy)]).lines[0].interval is not None
