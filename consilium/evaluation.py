@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from consilium.data.cases import Cases
+from consilium.data.same_files import same_files
 from consilium.data.site_folder import SPLITS, Federation, read_federation
 from consilium.errors import DataError, StudyError
 from consilium.predictor import Predictor, most_common
@@ -20,6 +21,7 @@ from consilium.scores.statistics import interval
 from consilium.site_opening import open_arrays
 from consilium.study import Study
 from consilium.task import CaseScore
+from consilium.wording import counted
 
 COUNTED = ("empty", "missed")  # counts of cases, not scores
 
@@ -71,6 +73,17 @@ class Evaluation:
     cases: tuple[ScoredCase, ...]
     scores: tuple[EvaluatedScore, ...]
     classes: dict[str, ClassReport]  # by site, and "" of all cases; {} in segmentation
+    seen: tuple[str, ...] = ()  # "site/case" of those that the model was trained on, or chosen by
+
+    @property
+    def warning(self) -> str:
+        if not self.seen:
+            return ""
+        some = ", ".join(self.seen[:3]) + (", …" if len(self.seen) > 3 else "")
+        return (
+            f"the model was trained on, or chosen by, {len(self.seen)} of {counted(len(self.cases), 'case')} ({some}): "
+            "their scores are too good."
+        )
 
     def to_json(self) -> dict[str, Any]:
         rows = [
@@ -83,6 +96,7 @@ class Evaluation:
             "split": self.split,
             "scores": [score.to_json() for score in self.scores],
             "classes": {site or "all": report.to_json() for site, report in self.classes.items()},
+            "seen_in_training": list(self.seen),
             "cases": rows,
         }
 
@@ -101,7 +115,20 @@ def evaluate_on(study: Study, predictor: Predictor, federation: Path, split: str
             f"{federation} has {held}; name another --split, or draw splits with `consilium check --split`."
         )
     scores = tuple(averaged(cases))
-    return Evaluation(str(federation), split, cases, scores, _classes(cases, study.facts.labels))
+    classes = _classes(cases, study.facts.labels)
+    return Evaluation(str(federation), split, cases, scores, classes, tuple(_seen(study, federation, split)))
+
+
+def _seen(study: Study, federation: Path, split: str) -> list[str]:
+    """Cases of another federation that this model has seen; none are known where its own is not at hand."""
+    own = Path(study.data.federation)
+    if not own.is_dir() or own.resolve() == federation.resolve():
+        return []
+    try:
+        before = read_federation(own)
+    except DataError:
+        return []
+    return same_files(read_federation(federation), SPLITS if split == "all" else (split,), before, ("train", "valid"))
 
 
 def scored_cases(study: Study, predictor: Predictor, federation: Path, split: str) -> Iterator[ScoredCase]:

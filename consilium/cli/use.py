@@ -131,6 +131,8 @@ def evaluate(
 
         predictor = Mirrored(opened.study.task.on("cpu"), predictor)
     found = evaluate_on(opened.study, predictor, federation, split)
+    if found.warning:
+        typer.echo(f"note: {found.warning}", err=True)
     if as_json:
         typer.echo(json.dumps({"run": str(run), **found.to_json()}, allow_nan=False))
     else:

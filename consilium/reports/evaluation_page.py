@@ -113,6 +113,7 @@ def _content(found: Evaluation, run: str) -> dict[str, Any]:
     return {
         "title": f"{run} on {Path(found.federation).name}, {found.split} cases",
         "lead": lead,
+        "warning": found.warning,
         "grids": [("", grid) for grid in score_grids(found)],
         "class_grids": list(class_grids(found)),
         "strip": None if report else _strip(found, main),

@@ -41,6 +41,25 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return place / "fed", Path(done.document["run"])
 
 
+def test_cases_that_trained_the_model_are_named(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    leaky = shutil.copytree(federation, tmp_path / "leaky")
+    shutil.rmtree(leaky / "ada")
+    table = leaky / "bea" / "cases.csv"
+    swap = {",train,": ",test,", ",test,": ",train,"}
+    lines = [
+        next((line.replace(*pair) for pair in swap.items() if pair[0] in line), line)
+        for line in table.read_text().splitlines(True)
+    ]
+    table.write_text("".join(lines))
+    trained = sorted(f"bea/{line.partition(',')[0]}" for line in lines if ",test," in line)
+    done = call("evaluate", finished("fedavg"), leaky, "--json", "--page", tmp_path / "scores.html")
+    assert done.status == 0 and done.document["seen_in_training"] == trained
+    assert f"trained on, or chosen by, {len(trained)} of" in done.err
+    assert "their scores are too good" in (tmp_path / "scores.html").read_text()
+    clean = call("evaluate", finished("fedavg"), federation, "--json")
+    assert (clean.document["seen_in_training"], clean.err) == ([], "")
+
+
 def test_new_cases_are_scored_with_intervals_and_a_page(finished: Finished, federation: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     shutil.copytree(federation, new)
