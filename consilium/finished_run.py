@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from consilium.data.images import ImageArray, read_image
-from consilium.data.mask_files import invert
-from consilium.data.preprocess import forward
+from consilium.data.images import ImageArray, not_finite, read_image
 from consilium.errors import DataError, RunError, StudyError
 from consilium.evaluation import scored_cases
 from consilium.export.models import whole_models
 from consilium.export.package import is_package, open_package, sites_of
 from consilium.files import read_json
-from consilium.prediction import open_predictor
-from consilium.predictor import Predictor, most_common
+from consilium.prediction import answered, open_predictor, trained_on
+from consilium.predictor import Predictor
 from consilium.run_folder import RunFolder
 from consilium.study import Study
-from consilium.tasks.overlap import cleaned
 from consilium.wording import counted
 
 
@@ -44,6 +40,7 @@ class ImagePrediction:
     model: str  # the model that answered: "global", "personal/hk", …
     why: str
     confidence: float | None  # of the selector, if there is one
+    warning: str = ""  # how the image differs from the training images; "" if it does not, or if nothing is known
 
 
 @dataclass(frozen=True)
@@ -122,25 +119,13 @@ class FinishedRun:
             image: a file, or an array (*spatial) or (channels, *spatial) with stored values and voxels of 1 mm.
             site: use this site's own model.
         """
-        study = self.study
-        picture = self._picture(image)
-        array, undo = forward(picture, study.preprocess)
-        images = torch.from_numpy(array[None].copy())
-        sliced = bool(study.preprocess.slices)
-        if sliced:
-            images = images[0].transpose(0, 1)
-        answer = self.predictor(site).answer(images, volume=sliced)
-        output = answer.output.transpose(0, 1) if sliced else answer.output[0]
-        choice = most_common(answer.choices)
-        if study.facts.task == "classification":
-            chances = output.softmax(0).numpy()
-            label = study.facts.labels[int(study.task.decide(output))]
-            return ImagePrediction(None, label, chances, choice.key, choice.why, choice.confidence)
-        logits = torch.from_numpy(np.ascontiguousarray(invert(output.numpy(), undo, nearest=False)))
-        mask = study.task.decide(logits).numpy()
-        mask = cleaned(mask) if study.task_fields.clean_up else mask
-        chances = (logits.sigmoid() if study.facts.contains else logits.softmax(0)).numpy()
-        return ImagePrediction(mask, "", chances, choice.key, choice.why, choice.confidence)
+        trained = trained_on(self.path)
+        if trained and not isinstance(image, str | Path):  # an array has no spacing and no orientation to look at
+            trained = replace(trained, spacing=(), orientations=("",))
+        found = answered(self.study, self.predictor(site), self._picture(image), trained)
+        choice, chances = found.choice, found.chances.numpy()
+        label = self.study.facts.labels[int(self.study.task.decide(found.logits))] if found.mask is None else ""
+        return ImagePrediction(found.mask, label, chances, choice.key, choice.why, choice.confidence, found.warning)
 
     def evaluate(
         self, federation: Path | str | None = None, split: str = "test", site: str | None = None
@@ -170,6 +155,12 @@ class FinishedRun:
                 f"the array has shape {np.shape(image)}; this run takes {counted(facts.channels, 'channel')} of "
                 f"{facts.dimensions}-D images."
             )
+        if not array.size:
+            raise DataError(f"the array has no pixels: its shape is {np.shape(image)}.")
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"the array holds values of type {array.dtype}; give numbers.")
+        if fault := not_finite(array):
+            raise DataError(f"the array {fault}")
         return ImageArray(array, (1.0,) * facts.dimensions, Path("array"), None)
 
     def _models(self, site: str | None = None) -> tuple[Any, ...]:

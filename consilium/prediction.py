@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from consilium.data.dicom import require_dicom, series_of
 from consilium.data.formats import IMAGE_SUFFIXES, stack_of
 from consilium.data.image_folders import images_in, pictures_in
-from consilium.data.images import holds_dicom, read_image, together
+from consilium.data.images import ImageArray, holds_dicom, read_image, together
 from consilium.data.mask_files import invert, write_mask, write_segmentation
 from consilium.data.preprocess import forward
 from consilium.data.profile import DataProfile, image_facts, read_profile, unlike
@@ -33,7 +35,7 @@ from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
 from consilium.messages import card_from_json
 from consilium.method import Best
-from consilium.predictor import Answer, Predictor, most_common
+from consilium.predictor import Answer, ModelChoice, Predictor, most_common
 from consilium.reports.predicted import write_overlay, write_probabilities
 from consilium.run_folder import RunFolder
 from consilium.store import MemoryStore, read_release
@@ -42,6 +44,7 @@ from consilium.study_reading import load_study
 from consilium.task import Task
 from consilium.tasks.overlap import cleaned
 from consilium.test_time import Mirrored
+from consilium.wording import counted
 from consilium.worker import kept_at, open_released
 
 
@@ -95,6 +98,16 @@ class Prediction:
             **{f"chance:{site}": chance for site, chance in self.chances.items()},
             **{f"probability:{label}": value for label, value in self.probabilities.items()},
         }
+
+
+class UnusableImages(DataError):
+    """Some images could not be used; the masks of the others are written."""
+
+    def __init__(self, done: Sequence[Prediction], faults: Sequence[str], to: Path) -> None:
+        rest = f" The other {len(done)} are in {to}." if done else ""
+        many = len(done) + len(faults)
+        super().__init__("\n".join([f"{len(faults)} of {counted(many, 'image')} could not be used.{rest}", *faults]))
+        self.done, self.faults = done, faults
 
 
 def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor]:
@@ -201,8 +214,7 @@ def predict_with(
         to.mkdir(parents=True, exist_ok=True)
         write_text(_table(predictions), to / "predictions.csv")
     if faults:
-        done = f" The other {len(predictions)} are in {to}." if predictions else ""
-        raise DataError("\n".join([f"{len(faults)} of {len(paths)} images could not be used.{done}", *faults]))
+        raise UnusableImages(predictions, faults, to)
     return predictions
 
 
@@ -216,6 +228,46 @@ def _predict(
     options: PredictOptions,
 ) -> Prediction:
     picture = read_image(path, study.facts.dimensions, study.facts.channels)
+    found = answered(study, predictor, picture, trained)
+    told: dict[str, float] = {}
+    if found.mask is None:
+        told = dict(zip(study.facts.labels, found.chances.tolist(), strict=True))
+        result = _chosen(told, options.thresholds)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        written = write_mask(found.mask, picture, out)
+        if holds_dicom(path):
+            inside = {label: inside_of(label, study.facts.contains) for label in study.facts.labels}
+            seg = written.with_name(f"{written.name.removesuffix('.nii.gz')}.seg.dcm")
+            write_segmentation(found.mask, path, study.facts.labels, inside, seg)
+        result = str(written)
+        if options.probabilities:
+            chances = found.chances if study.facts.contains else found.chances[1:]
+            write_probabilities(chances.numpy(), picture, written)
+        if options.overlays:
+            write_overlay(found.mask, picture, study.facts.labels, written)
+    choice = found.choice
+    why = f"asked for with --site {site}" if site else choice.why
+    return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances), found.warning, told)
+
+
+@dataclass(frozen=True)
+class ImageAnswer:
+    """What a model says of one image."""
+
+    choice: ModelChoice
+    mask: NDArray[np.uint8] | None  # (*spatial) on the image's own grid; None in classification
+    logits: Tensor  # (channels, *spatial) there, or (classes,)
+    nested: bool  # labels may contain others, so that every channel has a probability of its own
+    warning: str  # how the image differs from the training images; "" if it does not, or if nothing is known
+
+    @property
+    def chances(self) -> Tensor:
+        return self.logits.sigmoid() if self.nested else self.logits.softmax(0)
+
+
+def answered(study: Study, predictor: Predictor, picture: ImageArray, trained: DataProfile | None) -> ImageAnswer:
+    """Preprocess an image, ask the model, and bring a mask back to the image's own grid."""
     array, undo = forward(picture, study.preprocess)
     images = torch.from_numpy(array[None].copy())
     sliced = bool(study.preprocess.slices)
@@ -224,31 +276,15 @@ def _predict(
     answer: Answer = predictor.answer(images, volume=sliced)
     output = answer.output.transpose(0, 1) if sliced else answer.output[0]
     choice = most_common(answer.choices)
-    told: dict[str, float] = {}
-    if study.facts.task == "classification":
-        told = dict(zip(study.facts.labels, output.softmax(0).tolist(), strict=True))
-        result = _chosen(told, options.thresholds)
-    else:
-        # resize logits, not the mask, so that edges stay smooth if the image was reduced
-        logits = torch.from_numpy(np.ascontiguousarray(invert(output.numpy(), undo, nearest=False)))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        mask = study.task.decide(logits).numpy()
-        mask = cleaned(mask) if study.task_fields.clean_up else mask
-        written = write_mask(mask, picture, out)
-        if holds_dicom(path):
-            inside = {label: inside_of(label, study.facts.contains) for label in study.facts.labels}
-            seg = written.with_name(f"{written.name.removesuffix('.nii.gz')}.seg.dcm")
-            write_segmentation(mask, path, study.facts.labels, inside, seg)
-        result = str(written)
-        if options.probabilities:
-            chances = (logits.sigmoid() if study.facts.contains else logits.softmax(0)[1:]).numpy()
-            write_probabilities(chances, picture, written)
-        if options.overlays:
-            write_overlay(mask, picture, study.facts.labels, written)
-    why = f"asked for with --site {site}" if site else choice.why
     odd = unlike(image_facts(picture, array, undo), trained, study.preprocess) if trained else []
     warning = f"unlike the training images: {'; '.join(odd)}" if odd else ""
-    return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances), warning, told)
+    if study.facts.task == "classification":
+        return ImageAnswer(choice, None, output, False, warning)
+    # resize logits, not the mask, so that edges stay smooth if the image was reduced
+    logits = torch.from_numpy(np.ascontiguousarray(invert(output.numpy(), undo, nearest=False)))
+    mask = study.task.decide(logits).numpy()
+    mask = cleaned(mask) if study.task_fields.clean_up else mask
+    return ImageAnswer(choice, mask, logits, bool(study.facts.contains), warning)
 
 
 def _chosen(probabilities: Mapping[str, float], thresholds: Mapping[str, float]) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from consilium.cli import completing
 from consilium.cli.train import Json
 from consilium.errors import DataError, StudyError
+
+if TYPE_CHECKING:
+    from consilium.prediction import Prediction, PredictOptions
 
 Mirror = Annotated[bool, typer.Option("--mirrored", help="Average over mirror images: slower, often a little better.")]
 
@@ -60,6 +64,38 @@ def predict(
     from consilium import prediction as predicting
 
     options = predicting.PredictOptions(_thresholds(threshold or []), probabilities, overlays, mirrored)
+    if hospital is None and not images:
+        raise DataError(
+            "name at least one image, or a folder of images, after the run; see `consilium predict --help`."
+        )
+    faulty: predicting.UnusableImages | None = None
+    try:
+        predictions = _predicted(run, images or [], to, site, hospital, delivered, options)
+    except predicting.UnusableImages as error:
+        if not error.done:
+            raise
+        faulty, predictions = error, error.done
+    if as_json:
+        done = [prediction.to_json() for prediction in predictions]
+        typer.echo(json.dumps({"predictions": done, "errors": list(faulty.faults) if faulty else []}))
+    else:
+        _show(predictions)
+        typer.echo(str(to / "predictions.csv"))
+    if faulty:
+        raise faulty
+
+
+def _predicted(
+    run: Path,
+    images: list[Path],
+    to: Path,
+    site: str | None,
+    hospital: Path | None,
+    delivered: str | None,
+    options: PredictOptions,
+) -> Sequence[Prediction]:
+    from consilium import prediction as predicting
+
     if hospital is not None:
         from consilium.hospital import read_hospital
 
@@ -67,22 +103,16 @@ def predict(
         study, predictor = predicting.open_at_hospital(settings, delivered)
         own = predictor.of_site(site) if site else predictor
         trained = predicting.trained_on_at_hospital(settings, delivered)
-        predictions = predicting.predict_with(study, own, [run, *(images or [])], to, site, trained, options)
-    elif not images:
-        raise DataError(
-            "name at least one image, or a folder of images, after the run; see `consilium predict --help`."
-        )
-    else:
-        predictions = predicting.predict(run, images, to, site, options)
-    if as_json:
-        typer.echo(json.dumps({"predictions": [prediction.to_json() for prediction in predictions]}))
-        return
+        return predicting.predict_with(study, own, [run, *images], to, site, trained, options)
+    return predicting.predict(run, images, to, site, options)
+
+
+def _show(predictions: Sequence[Prediction]) -> None:
     for prediction in predictions:
         sure = f" {prediction.probabilities[prediction.result]:.3f}" if prediction.probabilities else ""
         typer.echo(f"{prediction.image}: {prediction.result}{sure}  ({prediction.model}; {prediction.why})", err=True)
         if prediction.warning:
             typer.echo(f"  warning: {prediction.warning}", err=True)
-    typer.echo(str(to / "predictions.csv"))
 
 
 def _thresholds(texts: list[str]) -> dict[str, float]:

@@ -75,11 +75,18 @@ def read_image(path: Path, dimensions: int, channels: int) -> ImageArray:
 def read_stored(path: Path, dimensions: int, channels: int) -> ImageArray:
     """An image as (channels, *spatial) with as many channels as its file has; `channels` are those hoped for."""
     raw = _decode(path, dimensions, channels, mask=False)
-    if raw.array.dtype.kind == "f" and not np.isfinite(raw.array).all():
-        count = int((~np.isfinite(raw.array)).sum())
-        wrong = "a value that is not a finite number" if count == 1 else f"{count} values that are not finite numbers"
-        raise ImageError(path, f"has {wrong}; replace {'it' if count == 1 else 'them'} by the background value.")
+    if fault := not_finite(raw.array):
+        raise ImageError(path, fault)
     return ImageArray(raw.array, raw.spacing, path, raw.geometry)
+
+
+def not_finite(array: NDArray[Any]) -> str:
+    """What to say of an image with values that are not finite; "" of any other."""
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return ""
+    count = int((~np.isfinite(array)).sum())
+    wrong = "a value that is not a finite number" if count == 1 else f"{count} values that are not finite numbers"
+    return f"has {wrong}; replace {'it' if count == 1 else 'them'} by the background value."
 
 
 def read_mask(path: Path, dimensions: int) -> ImageArray:

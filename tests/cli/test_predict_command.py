@@ -135,12 +135,19 @@ def test_a_run_folder_is_enough(finished: Finished, grey: Path, tmp_path: Path) 
     assert call("predict", run, grey, "--to", tmp_path / "out").status == 0
 
 
-def test_one_bad_image_among_many_is_found_before_any_work(finished: Finished, grey: Path, tmp_path: Path) -> None:
-    (grey.parent / "z.png").write_bytes(grey.read_bytes()[:60])
-    (grey.parent / "zz.png").write_bytes(grey.read_bytes()[:60])
-    done = call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out")
-    refused(done, "z.png", "zz.png")
-    assert (tmp_path / "out/predictions.csv").exists() or not (tmp_path / "out").exists()
+@pytest.mark.parametrize("json_too", [[], ["--json"]])
+def test_bad_images_among_many(json_too: list[str], finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """The others are predicted and told; the command ends with what is wrong."""
+    for name in ("z.png", "zz.png"):
+        (grey.parent / name).write_bytes(grey.read_bytes()[:60])
+    done = call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out", *json_too)
+    assert done.status == 2 and "2 of 3 images could not be used" in done.err
+    assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == [grey.name]
+    if json_too:
+        assert [one["image"] for one in done.document["predictions"]] == [str(grey)]
+        assert [any(name in error for error in done.document["errors"]) for name in ("z.png", "zz.png")] == [True, True]
+    else:
+        assert done.out.strip() == str(tmp_path / "out/predictions.csv") and f"{grey}: " in done.err
 
 
 def test_site_is_the_reason(finished: Finished, grey: Path, tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def test_an_array_is_predicted_as_its_file_is(finished: dict[str, FinishedRun], 
     assert own.model == "personal/bea"
 
 
+def test_an_array_unlike_the_training_images_is_marked(finished: dict[str, FinishedRun], federation: Path) -> None:
+    array = np.asarray(Image.open(federation / "ada/images/ada011.png"))
+    assert finished["fedsm"].predict(array).warning == ""
+    assert "another modality or unit?" in finished["fedsm"].predict(array.astype(np.float64) * 1e6).warning
+
+
 def test_evaluation_gives_the_runs_own_scores(finished: dict[str, FinishedRun], federation: Path) -> None:
     run = finished["fedsm"]
     told = {
@@ -98,6 +104,9 @@ def test_a_package_has_models_and_no_scores(finished: dict[str, FinishedRun], tm
         (lambda run: run.super_model(), StudyError, "a run of 'fedavg' has no super model"),
         (lambda run: run.model(site="ada"), StudyError, "site 'ada'"),
         (lambda run: run.predict(np.zeros((3, 16, 16))), DataError, "this run takes 1 channel of 2-D images"),
+        (lambda run: run.predict(np.full((16, 16), np.nan)), DataError, "256 values that are not finite numbers"),
+        (lambda run: run.predict(np.zeros((0, 16))), DataError, "the array has no pixels"),
+        (lambda run: run.predict(np.full((16, 16), "a")), DataError, "give numbers"),
         (lambda run: run.evaluate(split="tests"), StudyError, "it must be one of train, valid, test"),
     ],
 )
