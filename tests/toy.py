@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def write_organs(
     hidden_noise: bool = False,
     noise: str = "",
     size: int = 16,
-    splits: tuple[str, ...] = SPLITS,
+    splits: tuple[str, ...] | Mapping[str, tuple[str, ...]] = SPLITS,
     unlabelled: int = 0,
 ) -> Path:
     """Three sites with a disc and a square in every image; `hidden_noise` draws hidden labels anew, at random.
+
+    `splits` are those of the images, the same at every site or by site.
 
     `noise` names a label whose masks are spoilt where it is annotated. So many more images are `unlabelled`: a mask
     lies beside them as beside the others, but no table names it.
@@ -47,7 +50,8 @@ def write_organs(
         cases = []
         for sub in ("images", "labels"):
             (folder / site / sub).mkdir(parents=True)
-        drawn = {**dict(enumerate(splits)), **{100 + i: "train" for i in range(unlabelled)}}
+        own = splits[site] if isinstance(splits, Mapping) else splits
+        drawn = {**dict(enumerate(own)), **{100 + i: "train" for i in range(unlabelled)}}
         for index, split in drawn.items():
             known = labels if index < 100 else ()
             rng, dice = np.random.default_rng([number, index]), np.random.default_rng([99, number, index])
