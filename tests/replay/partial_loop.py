@@ -63,6 +63,7 @@ class Played(NamedTuple):
 
 def played(study: Study, place: Path) -> Played:
     """The package's run of a study, without scores."""
+    place.mkdir(exist_ok=True)
     stage = Stage(study, place)
     line = timeline(stage.method, study.plan.rounds)
     merged = dict.fromkeys(stage.roster, -1)
