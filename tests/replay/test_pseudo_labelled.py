@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d, conv2d, cosine_similarity, instance_norm, prelu
+from torch.nn.functional import (
+    adaptive_avg_pool2d,
+    adaptive_max_pool2d,
+    conv2d,
+    cosine_similarity,
+    instance_norm,
+    prelu,
+)
 
 from consilium import packet_files
 from consilium.contract import run_in_process
@@ -36,6 +43,7 @@ from tests.replay.partial_loop import (
     with_unlabelled,
 )
 
+pytestmark = pytest.mark.usefixtures("smooth")
 NEAR = 1e-3  # of the way from the start
 
 
@@ -61,7 +69,7 @@ def fedprox(here: Hospital, w: Model, round: Round, teachers: Mapping[str, Model
 
 
 def moon(here: Hospital, w: Model, round: Round, teachers: Mapping[str, Model]) -> Model:
-    """MOON*: f − μ log(e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_prev)/τ})), none in a site's first round."""
+    """MOON*: f − μ log(e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_prev)/τ})), none at first."""
     student = here.student(here.task.network(), w, round)
     previous = here.memory.get("previous")
     for batch in here.batches(round):

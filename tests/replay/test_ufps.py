@@ -25,7 +25,6 @@ from tests.replay.partial_loop import (
     Labelled,
     Model,
     Replay,
-    Student,
     apart,
     average,
     exclusive_loss,
@@ -331,13 +330,14 @@ MORE = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("smooth")
+
+
 def decoder_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
     return ("decoder.", "head.") if changes.get("task__network") == "plain-unet" else DECODER
 
 
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
-)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_a_naive_loop_ends_with_the_same_model(case: str, uneven: Path, tmp_path: Path) -> None:
     how, changes = {**CASES, **MORE}[case]
     done = played(small_study(uneven, "ufps", how, **changes), tmp_path)
@@ -356,3 +356,26 @@ def test_all_modules_in_the_engines_own_run_with_a_site_away(uneven: Path, tmp_p
     assert apart(theirs.global_, ours.w, start, felt(play.task.network(), start)) < NEAR
     assert ours.disputed is not None and theirs.disputed is not None
     assert (ours.disputed != theirs.disputed).float().mean() < 0.01
+
+
+# ------------------------------------------------------------------------------------------- volumes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", ["cached", "live"])
+def test_all_modules_on_volumes(labels: str, tmp_path: Path) -> None:
+    """Three hospitals, four organs, a supervised encoder; the fourth hospital is outside."""
+    write_phantom("abdomen", folder := tmp_path / "abdomen", cases=14, size=24)
+    small = {"study__rounds": 3, "study__score_every": 9, "method__teachers__rounds": 2}
+    small |= {"local__lr": 0.01, "local__schedule": "constant"}
+    starts = {key: value for key, value in TOGETHER.items() if key.startswith("method__")}
+    tables = [f'data.federation="{folder}"', "preprocess.size=[8, 12, 12]", "task.widths=[4, 8, 8]"]
+    changes = {**starts, **small, "method__teachers__labels": labels}
+    tables += [f"{key.replace('__', '.')}={toml(value)}" for key, value in changes.items()]
+    done = played(load_study(STUDIES / "abdomen_ufps.toml", tables), tmp_path / "run")
+    ours, start = ufps(Replay.of(done.stage), ("decoder.", "head.")), first(done.stage.task)
+    assert apart(done.server.global_, ours.w, start, felt(done.stage.task.network(), start, dimensions=3)) < NEAR
+
+
+def toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
