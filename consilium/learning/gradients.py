@@ -18,13 +18,21 @@ from consilium.weights import Weights
 
 
 class GradientNetwork:
-    """A network whose parameters can be set to any point, with `gradient` at that point."""
+    """A network whose parameters can be set to any point, with `gradient` at that point.
 
-    def __init__(self, site: Site, weights: Weights, slot: int = 0) -> None:
+    With `learned`, only the parameters of these names are set and have a gradient; its norm, which may be clipped, is
+    theirs alone.
+    """
+
+    def __init__(
+        self, site: Site, weights: Weights, slot: int = 0, learned: Callable[[str], bool] | None = None
+    ) -> None:
         self.site = site
         self._network = training_network(site.task, "model", None, slot, site.device)
         self._network.load(weights)
         self.module, self.parameters = self._network.module, self._network.parameters
+        if learned is not None:
+            self.parameters = {name: p for name, p in self.parameters.items() if learned(name)}
 
     def values(self) -> dict[str, Tensor]:
         """A copy of the current parameters."""

@@ -102,9 +102,9 @@ class MENUNet(WithShares, Method):
         weights, states = got.global_, dict(memory.states)
         total, cases, steps = 0.0, 0, 0
         for organ in site.card.labels:  # one pass each, as AbdomenCT-1K is passed twice in UFPS
-            network = GradientNetwork(place, weights)
-            learned = {n: p for n, p in network.parameters.items() if n not in inside or n in names[organ]}
-            stepper = Stepper(place, learned, round, memory.states, organ)
+            fixed = inside - set(names[organ])
+            network = GradientNetwork(place, weights, learned=lambda name, fixed=fixed: name not in fixed)  # type: ignore[misc]
+            stepper = Stepper(place, network.parameters, round, memory.states, organ)
             for batch in seeded_batches(place, round):
                 gradient, loss = network.gradient(batch, partial(self.site_loss, site, batch))
                 stepper.step(gradient)
