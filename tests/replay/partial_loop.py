@@ -346,6 +346,10 @@ def claimed(chances: Mapping[str, Tensor], known: Mapping[str, Organs], labels: 
 
 def labelled(here: Hospital, teachers: Mapping[str, Model], batch: Batch) -> Labelled:
     """Eq. 4: the annotation, and the teachers' labels of every other organ; E_vox of Eq. 6 beside them."""
+    if batch.beside is not None:  # made once, and turned with the image
+        others, everything = batch.beside[:, 0].long(), batch.beside[:, 1].long()
+        truth = torch.where(batch.truth > 0, batch.truth.long(), others)
+        return Labelled(truth, others, everything, batch.beside[:, 2])
     labels, known = here.task.labels, {name: here.site.roster[name].labels for name in teachers}
     chances = teachers_chances(here, teachers, batch.images)
     everything = claimed(chances, known, labels)
@@ -381,6 +385,16 @@ def every_round(play: Replay, teachers: Mapping[str, Model], learn: Learn) -> li
             w = average({here.name: learn(here, w, round, teachers) for here in play.at(round)}, n)
             history.append(w)
     return history
+
+
+def label_once(play: Replay, teachers: Mapping[str, Model]) -> None:
+    """The labels of whole cases, which are augmented with the images."""
+    for here in play.hospitals.values():
+        maps = {}
+        for batch in here.site.data.whole("train", 1):
+            made = labelled(here, teachers, batch)
+            maps[batch.cases[0]] = torch.cat([made.others, made.everything, made.entropy.half()]).float()
+        here.site = replace(here.site, data=here.site.data.with_maps(maps.__getitem__))
 
 
 def with_unlabelled(play: Replay) -> dict[str, int]:

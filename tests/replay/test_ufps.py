@@ -117,7 +117,7 @@ def local_training(
     """Algorithm 3."""
     student = here.student(here.task.network(), w, round)
     bank, seen = here.memory.get("bank", torch.empty(0)), []
-    steps = Masks(here, round, how, disputed)
+    steps = Masks(here, round, how, disputed, "chosen" not in here.memory)
     for number, batch in enumerate(here.batches(round)):
         labels = labelled(here, teachers, batch)
         if how.method.teachers.labels == "cached":
@@ -232,6 +232,7 @@ class Masks:
     round: Round
     how: Settings
     disputed: Tensor | None
+    missed: bool  # the site has seen no update yet, so it makes masks of each batch
 
     @property
     def updates(self) -> bool:
@@ -240,16 +241,17 @@ class Masks:
     def mask(self, slope: Model, number: int) -> Tensor:
         """M_L ∪ M_E of a batch; between updates that of the last update's M_L with the new M_G."""
         fields, memory = self.how.method.sharpness, self.here.memory
-        if self.updates:
-            steep = torch.cat([g.flatten() for g in slope.values()]).abs()
+        steep = torch.cat([g.flatten() for g in slope.values()]).abs()
+        if self.updates or self.missed:
             memory["chosen"] = largest(steep, fields.keep_share)
+        if self.updates:
             before = memory.get("momentum", torch.zeros_like(steep))
             memory["momentum"] = fields.momentum * before + (1 - fields.momentum) * steep
         chosen: Tensor = memory["chosen"]
         if self.disputed is None:
             return chosen
         since = replace(self.round, index=self.round.index - self.how.waited)
-        generator = self.here.site.generator(since, f"explored {number}" if self.updates else "explored")
+        generator = self.here.site.generator(since, f"explored {number}" if self.updates or self.missed else "explored")
         candidates = torch.nonzero(self.disputed & ~chosen)[:, 0]
         lots = torch.rand(len(candidates), generator=generator)
         mask = chosen.clone()
@@ -324,6 +326,7 @@ MORE = {
     "UA of the encoder": ("adamw", {**OFF, **TRUST, "method__uncertainty__parts": "encoder"}),
     "GMT without teachers": ("adamw", {**OFF, **MAIN, "method__main_teacher__labels": "global"}),
     "sUSAM, residual, clipped": ("adamw", {**OFF, **SHARP, "task__residual_units": 1, "local__clip": 0.5}),
+    "sUSAM, an update missed": ("momentum", {**OFF, **SHARP, "study__rounds": 4, "study__away": {"bea": [1]}}),
     "together, a site away": ("adamw", {**TOGETHER, **AWAY}),
     "together, fresh": ("adamw fresh", {**TOGETHER, **AWAY}),
     "together, supervised": ("adamw", {**TOGETHER, **PLAIN}),
