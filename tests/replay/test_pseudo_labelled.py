@@ -21,27 +21,29 @@ from torch.nn.functional import (
 from consilium import packet_files
 from consilium.contract import Stage, run_in_process
 from consilium.site import Round
+from tests.replay.partial_labels import (
+    Learn,
+    every_round,
+    label_once,
+    labelled,
+    loss_of_all,
+    teachers_of,
+    with_teachers,
+    with_unlabelled,
+)
 from tests.replay.partial_loop import (
     Hospital,
-    Learn,
     Model,
     Replay,
     Student,
     apart,
     average,
-    every_round,
     felt,
     first,
     heads,
-    label_once,
-    labelled,
     loaded,
-    loss_of_all,
     played,
     small_study,
-    teachers_of,
-    with_teachers,
-    with_unlabelled,
 )
 
 pytestmark = pytest.mark.usefixtures("smooth")
@@ -329,7 +331,6 @@ def test_the_release_of_fedasam_is_the_mean_of_every_second_round(uneven: Path, 
     study = small_study(uneven, "fedasam-pl", "momentum", study__away={"bea": [3]}, **fields)
     folder = run_in_process(study, tmp_path).folder
     server: Any = packet_files.load(folder / "last.safetensors", study.method.Server)
-    (tmp_path / "again").mkdir()
     play = Replay.of(Stage(study, tmp_path / "again"))
     w = every_round(play, teachers_of(play), fedasam)
     start = first(play.task)

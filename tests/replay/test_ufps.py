@@ -19,24 +19,26 @@ from consilium.data.phantoms import write_phantom
 from consilium.learning.cmidg import cmidg
 from consilium.site import Round
 from consilium.study_reading import load_study
+from tests.replay.partial_labels import (
+    Labelled,
+    exclusive_loss,
+    labelled,
+    teachers_of,
+    with_unlabelled,
+)
 from tests.replay.partial_loop import (
     DECODER,
     Hospital,
-    Labelled,
     Model,
     Replay,
     apart,
     average,
-    exclusive_loss,
     felt,
     first,
     heads,
-    labelled,
     loaded,
     played,
     small_study,
-    teachers_of,
-    with_unlabelled,
 )
 from tests.replay.test_pseudo_labelled import NEAR, ascent, move
 

@@ -15,24 +15,26 @@ from consilium.methods import dod as dod_method
 from consilium.methods import fedcrld as fedcrld_method
 from consilium.methods import menu_net as menu_net_method
 from consilium.networks.parts import encoder_stages
+from tests.replay.partial_labels import (
+    SMOOTH,
+    exclusive_loss,
+    foreground_loss,
+    loss_of_all,
+    renumbered,
+)
 from tests.replay.partial_loop import (
     DECODER,
     ENCODER,
-    SMOOTH,
     Hospital,
     Model,
     Organs,
     Replay,
     apart,
     average,
-    exclusive_loss,
     felt,
     first,
-    foreground_loss,
-    loss_of_all,
     part_of,
     played,
-    renumbered,
     small_study,
 )
 from tests.replay.test_pseudo_labelled import NEAR
