@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from consilium.consent import Decision, Decisions, study_digest
 from consilium.errors import StudyError
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import RULES, Hospital, read_hospital
-from consilium.policy import read_key, simulated_secret
+from consilium.policy import Refused, read_key, simulated_secret
 from consilium.site_opening import place_in
 from consilium.study import Study
 from consilium.weights import SiteName
+from consilium.wires.local_sites import policy_in
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class SiteRehearsal:
 
     settings: bytes
     decision: Decision | None = None
+    note: str = ""  # what a simulation does not need and a hospital does
 
 
 Rules = Mapping[SiteName, SiteRehearsal]
@@ -39,8 +42,29 @@ def read_rules(paths: Sequence[Path], study: Study) -> Rules:
             raise StudyError(f"{path} is of site '{site}'; the federation has {', '.join(sites)}.")
         if site in found:
             raise StudyError(f"--policy: two files are of site '{site}'.")
-        found[site] = SiteRehearsal(path.read_bytes(), _decision(hospital, study))
+        there = Path(hospital.data).is_dir()
+        note = "" if there else f"{path}: data = {hospital.data!r} is no folder; the hospital could not start with it"
+        found[site] = SiteRehearsal(path.read_bytes(), _decision(hospital, study), note)
     return found
+
+
+def objections(rules: Rules, study: Study) -> Iterator[str]:
+    """What the rules of the sites would say to the study before it begins, and where they would end it."""
+    sites = study.federation().sites
+    with TemporaryDirectory() as folder:
+        put_rules(rules, Path(folder), study)
+        for site in sorted(rules):
+            place = place_in(Path(folder), site)
+            hospital = read_hospital(place / RULES)
+            try:
+                hospital.study(study.to_toml())
+                policy_in(place, study, site).check(study, sum(case.split == "train" for case in sites[site].cases))
+            except (PermissionError, Refused) as error:
+                yield f"{site} would be left out: {error}"
+            for what, takes in (("rounds", study.exchanges), ("scorings", study.scorings)):
+                most = min(filter(None, (getattr(hospital.limits, key) for key in (what, f"study_{what}"))), default=0)
+                if most and takes > most:
+                    yield f"{site} would stop answering: the study asks for {takes} {what}, hospital.toml allows {most}"
 
 
 def _decision(hospital: Hospital, study: Study) -> Decision | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import gc
 import os
@@ -124,8 +125,18 @@ def _ending(error: BaseException, stopped: bool) -> int:
         return 1
     if os.environ.get("CONSILIUM_DEBUG"):
         raise error
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        where = f" ({error.filename})" if error.filename else ""
+        _say(f"{error.strerror}{where}: {_REMEDIES[error.errno]}, then call the command again.")
+        return 1
     _say(f"consilium failed: {type(error).__name__}: {error} (details in {_details(error)}; please report it)")
     return 1
+
+
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room where it writes"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow reading and writing there, or name another place"),
+}
 
 
 def _say(sentence: str) -> None:

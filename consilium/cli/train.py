@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,7 +74,7 @@ def run(
     from consilium import simulation
     from consilium.cli.progress import ProgressDisplay, kept
     from consilium.machine import check_compiler, pick_device
-    from consilium.rehearsal import put_rules, read_rules, runs_under
+    from consilium.rehearsal import objections, put_rules, read_rules, runs_under
     from consilium.run_folder import RunFolder
     from consilium.run_lock import way_on
     from consilium.study_reading import load_study
@@ -89,16 +90,19 @@ def run(
         raise
     if attendance is not None:
         loaded = simulation.with_attendance(loaded, attendance)
+    rules = read_rules(policy or [], loaded)
+    notes = [found.note for found in rules.values() if found.note]
     if dry:
-        _dry_run(loaded, runs, workers, as_json)
+        _dry_run(loaded, runs_under(rules, runs), workers, as_json, [*notes, *objections(rules, loaded)])
         return
     device_here = pick_device(loaded.local.device, 0)  # refuse what is not there before anything is written
     if loaded.local.compile:
         check_compiler(device_here)
-    rules = read_rules(policy or [], loaded)
     path = simulation.choose_place(loaded, runs_under(rules, runs), again)
     with kept(f"`consilium resume {path}`"):
         with ProgressDisplay(quiet=as_json or quiet) as progress:
+            for note in notes:
+                progress.say(f"note: {note}")
             folder = RunFolder.create_at(path, loaded, progress.of(path))
             if folder.finished:
                 progress.say(f"this study is already finished: {path}")
@@ -120,15 +124,15 @@ def run(
         _print(result, as_json, quiet)
 
 
-def _dry_run(study: Study, runs: Path, workers: int | None, as_json: bool) -> None:
+def _dry_run(study: Study, runs: Path, workers: int | None, as_json: bool, notes: Sequence[str]) -> None:
     from consilium.dry_run import dry_run
     from consilium.inputs import place_of
 
     found = dry_run(study, place_of(study, runs).path, workers)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+        typer.echo(json.dumps({**found.to_json(), "notes": list(notes)}, allow_nan=False))
     else:
-        for line in found.lines():
+        for line in (*found.lines(), *(f"note: {note}" for note in notes)):
             typer.echo(line)
     if found.refused:
         raise StudyError(found.refused)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -166,6 +168,17 @@ def test_the_unexpected_is_a_sentence_with_a_file(monkeypatch: pytest.MonkeyPatc
     details = Path(found[1])
     assert "Traceback" in details.read_text() and "go_on" in details.read_text()
     details.unlink()
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "name another place")])
+def test_a_disk_that_cannot_be_written_is_no_bug(number: int, remedy: str, finished: Finished, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / "r.html"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("consilium.reporting.write_report", fail)
+        done = call("report", finished("fedavg"), "--to", tmp_path / "r.html")
+    assert "please report" not in refused(done, os.strerror(number), str(tmp_path / "r.html"), remedy, status=1)
 
 
 # ------------------------------------------------------------------------------------ damaged run folders

@@ -15,6 +15,7 @@ from consilium.left_log import left
 from consilium.rehearsal import put_rules, read_rules, runs_under
 from consilium.run_folder import RunFolder
 from consilium.study import Study
+from tests.cli.terminal import Outcome, call, refused
 from tests.toy import toy_study
 
 
@@ -150,3 +151,24 @@ def test_the_command_takes_a_policy(
         main([*arguments, "--policy", str(hospital(tmp_path, "eve"))])
     assert ended.value.code == 2
     assert "is of site 'eve'; the federation has ada, bea, cid" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_the_rules_would(federation: Path, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(toy_study(federation, study__rounds=3).to_toml())
+
+    def tried(**rules: str) -> Outcome:
+        return call("run", tmp_path / "study.toml", "--dry-run", "--json", "--policy", hospital(tmp_path, **rules))
+
+    (no_folder,) = tried().document["notes"]
+    assert "is no folder" in no_folder
+    for rules, why in (
+        ({"labels": '["cup"]'}, "bea would be left out: the study has"),
+        ({"limits": 'methods = ["fedprox"]'}, "bea would be left out: hospital.toml does not allow this method"),
+        ({"limits": "approval = true"}, "bea would be left out: hospital.toml asks for approval"),
+        ({"limits": "rounds = 2"}, "bea would stop answering: the study asks for 3 rounds, hospital.toml allows 2"),
+        ({"limits": "layers = 1"}, "bea would be left out: "),
+    ):
+        assert any(why in note for note in tried(**rules).document["notes"]), rules
+    refused(tried(limits="rounds = -1"), "[limits] rounds = -1")
+    refused(tried(limits="bites = 1"), "bites")
+    refused(call("run", tmp_path / "study.toml", "--dry-run", "--policy", tmp_path / "no.toml"), "cannot read")
