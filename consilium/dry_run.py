@@ -18,12 +18,11 @@ from consilium.federation.forecasting import Exchange, Forecast, forecast_study,
 from consilium.machine import default_workers, peak_memory_mb, pick_device
 from consilium.method import Phase
 from consilium.run_lock import at_work
-from consilium.site import POOLED, Roster, SiteCard
 from consilium.step_timing import StepTimes, time_steps
 from consilium.study import Study
 from consilium.timeline import timeline
 from consilium.tracking import check_trackers
-from consilium.validation import annotated_at, check_annotation, check_size, members_of
+from consilium.validation import admitted, check_annotation, check_size, expected_roster, labelled_cases, members_of
 from consilium.weights import SiteName
 from consilium.wording import counted
 
@@ -76,6 +75,7 @@ class DryRun:
     memory_mb: float  # of one process that trains
     free_memory_mb: float | None
     free_disk: int
+    notes: tuple[str, ...] = ()  # what a study may not have meant, and what hospitals would say
 
     @property
     def seconds(self) -> float:
@@ -118,6 +118,7 @@ class DryRun:
             f"time: about {time_text(self.seconds)} of training and scoring, from a few timed steps on this machine; "
             f"the first run on these data also prepares them, about {time_text(self.seconds_preparing)}"
         )
+        yield from (f"note: {note}" for note in self.notes)
 
     def _of_memory(self) -> str:
         if self.free_memory_mb is None:
@@ -134,6 +135,8 @@ def dry_run(study: Study, folder: Path, workers: int | None = None) -> DryRun:
     members = members_of(study, federation)
     check_annotation(study, federation, members)
     check_size(study)
+    line = timeline(study.method, study.plan.rounds, study.plan.score_every)
+    notes = admitted(study, line, expected_roster(study, federation, members))
     device, why, refused = device_of(study.local.device)
     times = tried_times(study, device)
     sites, guests = _sites(study, federation, times)
@@ -162,6 +165,7 @@ def dry_run(study: Study, folder: Path, workers: int | None = None) -> DryRun:
         memory_mb=peak_memory_mb(),
         free_memory_mb=free_memory_mb(),
         free_disk=shutil.disk_usage(_existing(folder)).free,
+        notes=tuple(notes),
     )
 
 
@@ -169,8 +173,8 @@ def tried_times(study: Study, device: str | None = None) -> StepTimes:
     """The times of a study's steps, tried at the site with the median number of training cases."""
     federation = study.federation()
     members = members_of(study, federation)
-    roster = _roster(study, federation, members)
-    sized = sorted(members, key=lambda name: _count(federation, name, "train"))
+    roster = expected_roster(study, federation, members)
+    sized = sorted(members, key=lambda name: labelled_cases(federation, name, "train"))
     device = device or device_of(study.local.device)[0]
     return time_steps(study, federation, sized[len(sized) // 2], roster, device)
 
@@ -221,28 +225,8 @@ def time_text(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
-def _roster(study: Study, federation: Federation, members: list[SiteName]) -> Roster:
-    counts = {name: _count(federation, name, "train") for name in members}
-    empty = [name for name, count in counts.items() if not count]
-    if empty:
-        raise StudyError(
-            f"no training cases at {', '.join(empty)}: draw splits with `consilium check {study.data.federation} "
-            "--split 0.5,0.25,0.25`, or leave the site out with study.leave_out."
-        )
-    if study.pooled:
-        return {POOLED: SiteCard(POOLED, 0, sum(counts.values()), federation.labels)}
-    return {
-        name: SiteCard(name, i, count, annotated_at(study, federation, name))
-        for i, (name, count) in enumerate(counts.items())
-    }
-
-
-def _count(federation: Federation, site: SiteName, split: str) -> int:
-    return sum(case.split == split and case.label is not None for case in federation.sites[site].cases)
-
-
 def _site_plan(study: Study, federation: Federation, site: SiteName, items: float) -> SitePlan:
-    train, valid, test = (_count(federation, site, split) for split in ("train", "valid", "test"))
+    train, valid, test = (labelled_cases(federation, site, split) for split in ("train", "valid", "test"))
     steps = study.local.epochs * math.ceil(train * items / study.local.batch_size)
     return SitePlan(site, train, valid, test, steps)
 

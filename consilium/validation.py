@@ -14,7 +14,7 @@ from consilium.learning.per_patient import refuse_mixing
 from consilium.machine import machine_memory
 from consilium.method import Phase
 from consilium.methods.averaged import check_averaging
-from consilium.site import Roster, Round
+from consilium.site import POOLED, Roster, Round, SiteCard
 from consilium.study import Study
 from consilium.timeline import Line, called, present
 from consilium.weights import SiteName
@@ -108,6 +108,28 @@ def check_annotation(study: Study, federation: Federation, members: Sequence[Sit
             f"no site that trains annotates {', '.join(map(repr, nobody))}; give it to one with [data] annotated "
             "or its site.toml, or take it out of labels in federation.toml."
         )
+
+
+def expected_roster(study: Study, federation: Federation, members: Sequence[SiteName]) -> Roster:
+    """The roster that a roll call of all members would give, by their tables alone."""
+    counts = {name: labelled_cases(federation, name) for name in members}
+    empty = [name for name, count in counts.items() if not count]
+    if empty:
+        raise StudyError(
+            f"no training cases at {', '.join(empty)}: draw splits with `consilium check {study.data.federation} "
+            "--split 0.5,0.25,0.25`, or leave the site out with study.leave_out."
+        )
+    if study.pooled:
+        return {POOLED: SiteCard(POOLED, 0, sum(counts.values()), federation.labels)}
+    return {
+        name: SiteCard(name, i, count, annotated_at(study, federation, name))
+        for i, (name, count) in enumerate(counts.items())
+    }
+
+
+def labelled_cases(federation: Federation, site: SiteName, split: str = "train") -> int:
+    """Cases with a label, in the table of a site."""
+    return sum(case.split == split and case.label is not None for case in federation.sites[site].cases)
 
 
 def admitted(study: Study, line: Line, roster: Roster) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from consilium.analysis.figures import model_tints, site_panels
 from consilium.analysis.finding import Finding, Options, Say, as_json, asked_sites, in_words
 from consilium.analysis.opening import OpenRun, Runs
 from consilium.analysis.probing import Probe, mean_loss, models_at, network_of
+from consilium.dry_run import time_text
 from consilium.errors import RunError
 from consilium.randomness import numpy_generator
 from consilium.weights import SiteName
@@ -154,8 +156,11 @@ def site_curvatures(
     found: dict[SiteName, dict[str, Curvature]] = {}
     for site in sites:
         for model in models_at(runs, site):
-            say(f"Hessian of {model.name}: {site}")
             times, size = products(network_of(model.site.task, model.weights), model.probes(cases))
+            began = time.monotonic()
+            times(np.ones(size))
+            least = (time.monotonic() - began) * PROBES * STEPS
+            say(f"Hessian of {model.name}: {site}, at least {time_text(least)}")
             found.setdefault(site, {})[model.name] = curvature(times, size, seed)
     return found
 

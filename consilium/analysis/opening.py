@@ -126,11 +126,12 @@ class Runs:
     @cached_property
     def names(self) -> dict[Path, str]:
         """The name of each run in figures."""
-        return {
+        found = {
             run.folder: group.name if len(group.runs) == 1 else f"{group.name}, seed {run.seed}"
             for group in groups(self.views)
             for run in group.runs
         }
+        return {view.folder: found.get(view.folder, view.name) for view in self.views}  # a run again is in no group
 
     @cached_property
     def opened(self) -> list[OpenRun]:

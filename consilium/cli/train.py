@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,10 +130,11 @@ def _dry_run(study: Study, runs: Path, workers: int | None, as_json: bool, notes
     from consilium.inputs import place_of
 
     found = dry_run(study, place_of(study, runs).path, workers)
+    found = replace(found, notes=(*found.notes, *notes))
     if as_json:
-        typer.echo(json.dumps({**found.to_json(), "notes": list(notes)}, allow_nan=False))
+        typer.echo(json.dumps(found.to_json(), allow_nan=False))
     else:
-        for line in (*found.lines(), *(f"note: {note}" for note in notes)):
+        for line in found.lines():
             typer.echo(line)
     if found.refused:
         raise StudyError(found.refused)

@@ -246,11 +246,17 @@ class AdminClient:
     def resume(self, job: str) -> str:
         """A new job that goes on where the run of this one stands; the server's own, if it goes on by itself."""
         last = self.latest(job)
-        if self.over(last) and self._meta(last).get(OUTCOME, {}).get("again"):
+        ended = self._meta(last).get(OUTCOME, {})
+        if self.over(last) and ended.get("again"):
             return self.awaited_successor(last) or last
         if not self.over(last):
             raise RunError(
                 f"the run of job {job} is under way as job {last}; `consilium federation log {last}` shows it."
+            )
+        if ended.get("state") == "finished" and not ended.get("said"):
+            raise RunError(
+                f"the run of job {job} is finished and lacks nothing: `consilium federation fetch {last}` brings it, "
+                "and `submit --again` trains the study anew."
             )
         with _asking():
             return str(self.session.clone_job(last))

@@ -22,6 +22,8 @@ from consilium.federation.project import Project
 from consilium.federation.supervisor import end, prepare, start
 from consilium.fields import to_toml
 from consilium.study import Study, with_plan
+from consilium.timeline import timeline
+from consilium.validation import admitted, expected_roster
 from consilium.wording import counted
 
 START = 180.0  # seconds until all processes are up, on a busy machine
@@ -132,6 +134,8 @@ def try_federation(
         raise StudyError(f"--sites {count}: the study has {counted(len(names), 'site')}.")
     members = names[:count]
     study = with_plan(study, sites=members)
+    federation = study.federation()
+    admitted(study, timeline(study.method, study.plan.rounds), expected_roster(study, federation, members))
     everyone = tuple(sorted({*members, *study.plan.leave_out}))
     say(f"making kits, starting a server and {len(everyone)} sites as processes of this machine")
     with (

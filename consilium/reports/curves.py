@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilium.reports.reading import Curve
-from consilium.reports.style import BOUND, sheet
+from consilium.reports.style import BOUND, NAME_WIDTH, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-NAME_WIDTH = 24  # characters of a line beside the curves; longer ones leave no room for the sites
 
 
 def learning_curves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilium.reports.style import BOUND, INK, WIDTH, bare, sheet
+from consilium.reports.style import BOUND, INK, NAME_WIDTH, WIDTH, bare, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +62,9 @@ def heat(
 
     names = list(values)
     grid = np.array([[values[name].get(column, math.nan) for column in columns] for name in names], dtype=float)
-    with sheet(height=0.9 + 0.36 * len(names), width=min(WIDTH, 2.6 + 0.95 * len(columns))) as figure:
+    told = [textwrap.fill(name, NAME_WIDTH) for name in names]  # a long name would leave no room for the numbers
+    height = 0.9 + sum(0.36 + 0.16 * name.count("\n") for name in told)
+    with sheet(height=height, width=min(WIDTH, 2.6 + 0.95 * len(columns))) as figure:
         axes = figure.subplots()
         shades = matplotlib.colormaps["Blues_r" if lower else "Blues"].with_extremes(bad="#f4f4f4")
         low, high = _range(grid)
@@ -74,7 +77,7 @@ def heat(
             axes.text(j, i, text, ha="center", va="center", color="white" if dark else INK)
             if (names[i], columns[j]) in boxed:
                 axes.add_patch(_frame(i, j))
-        _matrix_axes(axes, names, columns)
+        _matrix_axes(axes, told, columns)
         axes.set(xlabel=column_label, ylabel=row_label)
         axes.xaxis.set_label_position("top")
         return figure

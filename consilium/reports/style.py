@@ -23,6 +23,7 @@ BOUND, LOCAL = "#222222", "#767676"
 # of labels over photographs and scans: bright, told apart by those who do not see red and green alike
 LABELS = ("#56B4E9", "#F0E442", "#FF8A5B", "#4FD9A7", "#E78AC3", "#C2A5FF", "#B8E068", "#FFC2B3", "#8FD3D1")
 TRUTH = LABELS[0]
+NAME_WIDTH = 24  # characters of a line beside a figure; longer ones leave no room for it
 WIDTH = 10.0  # inches: 960 pixels, the width of the page
 
 _STYLE: dict[str, Any] = {

@@ -108,3 +108,12 @@ def test_reports_load_neither_torch_nor_matplotlib_until_needed() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_long_names_leave_room_for_a_matrix() -> None:
+    """Matplotlib gives a figure up, with a warning, where names take all of it."""
+    name = "FedSM (rounds 2, augment ['flip0', 'flip1', 'flip2', 'rotate', 'brightness'], lr 0.001)"
+    figure = figures.heat({name: {"hk": 0.5, "basel": 0.6}, "FedAvg": {"hk": 0.4, "basel": 0.5}}, ["hk", "basel"])
+    (axes,) = figure.axes
+    assert axes.get_position().width > 0.4
+    assert "\n" in axes.get_yticklabels()[0].get_text()
