@@ -61,7 +61,7 @@ def analyse(
     runs, options = Runs(paths), options or Options()
     known = sorted({site for view in runs.views for site in view.origin.get("sites", {})})
     if options.site and known and options.site not in known:
-        raise StudyError(f"there is no site '{options.site}'; {nearest(options.site, known)}")
+        raise StudyError(f"there is no site '{options.site}'; the runs have {', '.join(known)}.")
     chosen = list(dict.fromkeys(what)) or [name for name, analysis in ANALYSES.items() if analysis.suits(runs)]
     files: list[Path] = []
     for name in chosen:

@@ -83,7 +83,7 @@ def test_analyse_draws_them_for_runs_of_apple(apple: Path, fedavg: Path, tmp_pat
     assert {path.stem for path in files if path.suffix == ".png"} == {*names, "progress"}
     facts = json.loads((tmp_path / f"relationships{mark}.json").read_text())
     assert "most else from" in facts["caption"]
-    with pytest.raises(StudyError, match="no site 'dan' with relationships"):
+    with pytest.raises(StudyError, match="there is no site 'dan'; the runs have"):
         analyse([apple], ["relationships"], tmp_path, Options(site="dan"))
     with pytest.raises(RunError, match="relationships: method 'fedavg' learns none"):
         analyse([fedavg], ["relationships"], tmp_path)

@@ -176,7 +176,7 @@ def test_what_has_no_hidden_truth_says_so(
 ) -> None:
     with pytest.raises(RunError, match="has no pseudo labels"):
         analyse([finished["fedavg"]], ["pseudo-labels"], tmp_path)
-    with pytest.raises(StudyError, match="no site 'dan' that is taught; there are ada, bea, cid"):
+    with pytest.raises(StudyError, match="there is no site 'dan'; the runs have ada, bea, cid"):
         analyse([made["pl"]], ["pseudo-labels"], tmp_path, Options(site="dan"))
     with pytest.raises(RunError, match="show only what the sites annotate"):
         analyse([made["pl"]], ["pseudo-labels"], tmp_path, Options(site="cid"))
