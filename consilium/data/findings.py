@@ -109,10 +109,10 @@ def of_islands(seen: SeenFederation) -> Iterator[DataFinding]:
                 and (one.facts.labels[value].specks or one.facts.labels[value].islands > max(3, 3 * usual))
             ]
             if odd:
-                many = f"{counted(len(odd), 'mask')} of site {site!r}" if len(odd) > 1 else "it"
-                has = "have" if len(odd) > 1 else "has"
+                parts = f"{label!r} in specks or many parts"
+                many = f"{counted(len(odd), 'mask')} of site {site!r} have {parts}: {some_cases(odd)}"
                 yield seen.about(
-                    "note", "islands", odd[0], f"{many} {has} {label!r} in specks or many parts: {some_cases(odd)}",
+                    "note", "islands", odd[0], many if len(odd) > 1 else f"it has {parts}",
                     "Specks are learned, and distances between surfaces become large.",
                     "Look at them; remove parts that are not the organ.", mask=True,
                 )  # fmt: skip
