@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,14 @@ def compare(runs: Sequence[RunView]) -> Comparison:
         rows=tuple(_row(run, finished[0]) for run in finished),
         unlike=_unlike(finished),
         unscored={run.name: run.unscored for run in finished if run.unscored},
-        repeated=dict(_called(folder, kept.folder) for folder, kept in repeated(finished).items()),
+        repeated=tuple(_called(folder, kept.folder) for folder, kept in repeated(finished).items()),
     )
 
 
 def _called(again: Path, kept: Path) -> tuple[str, str]:
-    """Two folders by name; of the same name, with the folder that each is in."""
-    parts = 1 if again.name != kept.name else 2
+    """Two folders by name; of the same name, with the folders that they are in."""
+    ends = zip(reversed(again.parts), reversed(kept.parts), strict=False)
+    parts = 1 + sum(1 for _ in takewhile(lambda both: both[0] == both[1], ends))
     return "/".join(again.parts[-parts:]), "/".join(kept.parts[-parts:])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,15 @@ class Group:
 
 
 def groups(runs: Sequence[RunView]) -> tuple[Group, ...]:
-    """Runs by method and settings, in the order given, bounds and local training first."""
-    alike: dict[str, list[RunView]] = defaultdict(list)
+    """Runs by method and settings, in the order given, bounds and local training first; no group has a seed twice."""
+    alike: dict[tuple[str, int], list[RunView]] = defaultdict(list)
+    seeds: Counter[tuple[str, int]] = Counter()
     left_out = repeated(runs)
     for run in once(runs):
         if run.folder not in left_out:
-            alike[_alike(run, _APART)].append(run)
+            settings = _alike(run, _APART)
+            alike[settings, seeds[settings, run.seed]].append(run)
+            seeds[settings, run.seed] += 1
     names = _names([found[0] for found in alike.values()])
     made = [Group(name, found[0].kind, tuple(found)) for name, found in zip(names, alike.values(), strict=True)]
     return tuple(sorted(made, key=lambda group: _ORDER[group.kind]))
@@ -55,17 +58,18 @@ def once(runs: Iterable[RunView]) -> list[RunView]:
 
 
 def repeated(runs: Iterable[RunView]) -> dict[Path, RunView]:
-    """Runs that are another one again, and that one: the same study, seed and cases, in a copy or under another name.
+    """Finished runs that are another one again, and that one: the same study, seed, cases and scores.
 
-    They are no second seed. Of two, the finished one counts, else the first.
+    Such a run, in a copy or under another name, is no second seed.
     """
     found: dict[str, RunView] = {}
     again: dict[Path, RunView] = {}
-    for run in sorted(once(runs), key=lambda run: run.summary is None):
+    for run in once(runs):
+        if run.summary is None:
+            continue
         tables = {site: facts.get("table") for site, facts in run.origin.get("sites", {}).items()}
-        privacy = run.study.get("privacy", {})
-        noise = run.name if privacy.get("noise") or privacy.get("epsilon") else ""  # drawn anew for every name of a run
-        kept = found.setdefault(_alike(run, ("study.name",)) + str(sorted(tables.items())) + noise, run)
+        outcome = json.dumps([tables, run.summary.get("best"), run.summary.get("last")], sort_keys=True)
+        kept = found.setdefault(_alike(run, ("study.name",)) + outcome, run)
         if kept is not run:
             again[run.folder] = kept
     return again
@@ -90,8 +94,15 @@ def _names(runs: Sequence[RunView]) -> list[str]:
         if len(keys) > 3:
             details = run.name  # a list of settings is no name
         names.append(f"{name} ({details})" if details else name)
-    # an older study may lack the very key that sets them apart
-    return [name if names.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(names, runs, strict=True)]
+    # an older study may lack the very key that sets them apart, and a run may be there twice with other scores
+    found = names
+    for parts in (1, 2):
+        apart = ["/".join(run.folder.parts[-parts:]) for run in runs]
+        found = [
+            one if found.count(one) == 1 else f"{name} ({folder})"
+            for one, name, folder in zip(found, names, apart, strict=True)
+        ]
+    return found
 
 
 def _short(value: object) -> str:

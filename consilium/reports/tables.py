@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,7 +86,7 @@ class Comparison:
     rows: tuple[dict[str, Any], ...]  # one per run, for JSON
     unlike: tuple[str, ...] = ()  # sites that did not have the same cases in all runs
     unscored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # run → sites that were away at its end
-    repeated: Mapping[str, str] = field(default_factory=dict)  # run that is another one again → that one
+    repeated: tuple[tuple[str, str], ...] = ()  # a run that is another one again, and that one
     state: str = ""  # of the optimisers, where runs of both are shown in tables of their own
 
     @property
@@ -156,7 +156,7 @@ class Comparison:
         ]
         left_out: dict[str, Any] = {"unfinished": list(self.unfinished), "unlike": list(self.unlike)}
         if self.repeated:
-            left_out["repeated"] = dict(self.repeated)
+            left_out["repeated"] = [{"run": again, "is": kept} for again, kept in self.repeated]
         if self.unscored:
             left_out["unscored"] = {name: list(sites) for name, sites in self.unscored.items()}
         return {"rows": list(self.rows), "lines": lines, **left_out}
@@ -188,8 +188,8 @@ class Comparison:
             parts.append(f"Not the same cases in all runs, and so not to be compared: {', '.join(self.unlike)}.")
         for name, sites in self.unscored.items():
             parts.append(f"{name} has no final scores of {', '.join(sites)}: its means are over the other sites.")
-        for again, kept in self.repeated.items():
-            parts.append(f"{again} is {kept} again, the same study and seed: it counts once.")
+        for again, kept in self.repeated:
+            parts.append(f"{again} is {kept} again, the same study, seed and scores: it counts once.")
         if self.unfinished:
             parts.append(f"Not finished and left out: {', '.join(self.unfinished)}.")
         return " ".join(parts)
@@ -260,16 +260,19 @@ Grid = Sequence[Sequence[TextCell]]  # heads first
 def to_fit(grid: Grid, width: int, gap: int) -> Grid:
     """The table, or its rows as columns if only so a terminal of this width holds it with whole numbers."""
     turned = list(zip(*grid, strict=True))
-    return turned if width < _needs(grid, gap) > _needs(turned, gap) else grid
+    return turned if _needs(turned, gap) <= width < _needs(grid, gap) else grid
 
 
 def _needs(grid: Grid, gap: int) -> int:
     """The width at which heads break between words only, and nothing else breaks."""
-    return sum(
-        max(len(part) for part in [*head.text.split(), *(line for cell in cells for line in cell.text.split("\n"))])
-        + gap
-        for head, *cells in zip(*grid, strict=True)
-    )
+    return sum(max(map(len, _unbroken(column)), default=0) + gap for column in zip(*grid, strict=True))
+
+
+def _unbroken(column: Sequence[TextCell]) -> Iterator[str]:
+    head, *cells = column
+    yield from head.text.split()
+    for cell in cells:
+        yield from cell.text.split("\n")
 
 
 def rich_table(title: str, grid: Sequence[Sequence[TextCell]], caption: str = "", ends: Container[int] = ()) -> Table:

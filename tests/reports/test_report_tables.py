@@ -15,6 +15,7 @@ from rich.console import Console
 from consilium.errors import RunError
 from consilium.methods import METHODS
 from consilium.reports.comparing import compare
+from consilium.reports.grouping import repeated
 from consilium.reports.page import write_page
 from consilium.reports.reading import FIXED_STATES, RunView, read_run
 from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, to_fit
@@ -313,6 +314,27 @@ def test_the_same_run_again_is_no_second_seed(run_folder: Callable[..., Path], t
     again = compare([read_run(run) for run in (first, copy, renamed, other)])
     assert again.lines == both.lines and again.lines[0].count == 2
     kept = f"runs/{first.name}"
-    assert again.repeated == {f"copies/{first.name}": kept, "another-name": first.name}
+    assert again.repeated == ((f"copies/{first.name}", kept), ("another-name", first.name))
     assert "counts once" in again.caption and len(again.to_json()["rows"]) == 4
     assert compare([read_run(first), read_run(copy)]).lines[0].interval is not None
+
+
+def test_the_same_seed_with_other_scores_is_a_row_of_its_own(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """Noise drawn anew, another version, rules of hospitals: no repeat, and no second seed either."""
+    first, other = (run_folder("fedavg", sites=SMALL, seed=seed) for seed in (0, 1))
+    changed = shutil.copytree(first, tmp_path / "later" / first.name)
+    summary = json.loads((changed / "summary.json").read_text())
+    summary["best"]["scores"]["global"]["dice"]["mean"]["site_mean"] = 0.5
+    (changed / "summary.json").write_text(json.dumps(summary))
+    table = compare([read_run(run) for run in (first, other, changed)])
+    assert not table.repeated
+    assert [(line.count, line.name) for line in table.lines] == [
+        (2, f"FedAvg (runs/{first.name})"),
+        (1, f"FedAvg (later/{first.name})"),
+    ]
+
+
+def test_an_unfinished_run_is_no_repeat(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    under_way = run_folder("fedavg", sites=SMALL, finished=False)
+    copy = shutil.copytree(under_way, tmp_path / "copies" / under_way.name)
+    assert repeated([read_run(under_way), read_run(copy)]) == {}
