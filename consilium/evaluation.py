@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from consilium.data.cases import Cases
-from consilium.data.same_files import same_files
 from consilium.data.site_folder import SPLITS, Federation, read_federation
 from consilium.errors import DataError, StudyError
 from consilium.predictor import Predictor, most_common
@@ -21,9 +20,11 @@ from consilium.scores.statistics import interval
 from consilium.site_opening import open_arrays
 from consilium.study import Study
 from consilium.task import CaseScore
-from consilium.wording import counted
+from consilium.training_cases import Seen, seen_cases
+from consilium.weights import SiteName
 
 COUNTED = ("empty", "missed")  # counts of cases, not scores
+NOBODY: Mapping[SiteName, str] = {}
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,11 @@ class Evaluation:
     cases: tuple[ScoredCase, ...]
     scores: tuple[EvaluatedScore, ...]
     classes: dict[str, ClassReport]  # by site, and "" of all cases; {} in segmentation
-    seen: tuple[str, ...] = ()  # "site/case" of those that the model was trained on, or chosen by
+    seen: Seen = field(default_factory=Seen)  # by the model in its training
 
     @property
     def warning(self) -> str:
-        if not self.seen:
-            return ""
-        some = ", ".join(self.seen[:3]) + (", …" if len(self.seen) > 3 else "")
-        return (
-            f"the model was trained on, or chosen by, {len(self.seen)} of {counted(len(self.cases), 'case')} ({some}): "
-            "their scores are too good."
-        )
+        return self.seen.warning(len(self.cases))
 
     def to_json(self) -> dict[str, Any]:
         rows = [
@@ -96,17 +91,21 @@ class Evaluation:
             "split": self.split,
             "scores": [score.to_json() for score in self.scores],
             "classes": {site or "all": report.to_json() for site, report in self.classes.items()},
-            "seen_in_training": list(self.seen),
+            "seen_in_training": list(self.seen.cases),
+            "changed_since_training": list(self.seen.changed),
             "cases": rows,
         }
 
 
-def evaluate_on(study: Study, predictor: Predictor, federation: Path, split: str = "test") -> Evaluation:
+def evaluate_on(
+    study: Study, predictor: Predictor, federation: Path, split: str = "test", trained: Mapping[SiteName, str] = NOBODY
+) -> Evaluation:
     """Score a model on every labelled case of a split.
 
     Args:
         federation: a folder of site folders with the study's labels.
         split: "train", "valid", "test", or "all".
+        trained: the digest of the table of every site that trained the model, where that is known.
     """
     cases = tuple(scored_cases(study, predictor, federation, split))
     if not cases:
@@ -116,19 +115,9 @@ def evaluate_on(study: Study, predictor: Predictor, federation: Path, split: str
         )
     scores = tuple(averaged(cases))
     classes = _classes(cases, study.facts.labels)
-    return Evaluation(str(federation), split, cases, scores, classes, tuple(_seen(study, federation, split)))
-
-
-def _seen(study: Study, federation: Path, split: str) -> list[str]:
-    """Cases of another federation that this model has seen; none are known where its own is not at hand."""
-    own = Path(study.data.federation)
-    if not own.is_dir() or own.resolve() == federation.resolve():
-        return []
-    try:
-        before = read_federation(own)
-    except DataError:
-        return []
-    return same_files(read_federation(federation), SPLITS if split == "all" else (split,), before, ("train", "valid"))
+    names, asked = {f"{one.site}/{one.case}" for one in cases}, read_federation(federation)
+    seen = seen_cases(study, predictor.of, trained, asked, SPLITS if split == "all" else (split,), names)
+    return Evaluation(str(federation), split, cases, scores, classes, seen)
 
 
 def scored_cases(study: Study, predictor: Predictor, federation: Path, split: str) -> Iterator[ScoredCase]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from consilium.data.images import ImageArray, not_finite, read_image
+from consilium.data.profile import DataProfile
 from consilium.errors import DataError, RunError, StudyError
 from consilium.evaluation import scored_cases
 from consilium.export.models import whole_models
@@ -56,6 +57,16 @@ class FinishedRun:
         if is_package(self.path):
             return sites_of(self.path)
         return tuple(sorted(read_json(self.path / "origin.json")["members"]))
+
+    @cached_property
+    def trained_on(self) -> DataProfile | None:
+        """The ranges of the training images; None where they were not recorded."""
+        return trained_on(self.path)
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """Of the sites that trained: the digests of their tables then; a package has none."""
+        return {} if is_package(self.path) else RunFolder.open(self.path).origin.tables()
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -119,7 +130,7 @@ class FinishedRun:
             image: a file, or an array (*spatial) or (channels, *spatial) with stored values and voxels of 1 mm.
             site: use this site's own model.
         """
-        trained = trained_on(self.path)
+        trained = self.trained_on
         if trained and not isinstance(image, str | Path):  # an array has no spacing and no orientation to look at
             trained = replace(trained, spacing=(), orientations=("",))
         found = answered(self.study, self.predictor(site), self._picture(image), trained)

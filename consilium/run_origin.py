@@ -55,6 +55,11 @@ class Origin:
         """The ranges of the training images; None for a run of 0.1, which did not record them."""
         return read_profile(read_json(self.path).get("distribution")) if self.path.exists() else None
 
+    def tables(self) -> dict[SiteName, str]:
+        """Of the sites that train: the digests of their tables at the start of the run."""
+        facts = read_json(self.path) if self.path.exists() else {}
+        return {name: str(facts["sites"].get(name, {}).get("table", "")) for name in facts.get("members", {})}
+
     def left_out(self) -> dict[SiteName, str]:
         """The sites that could not take part at the start of the run, with the reasons."""
         return dict(read_json(self.path).get("left_out", {})) if self.path.exists() else {}

@@ -1,45 +1,52 @@
-"""Cases of one federation that are cases of another, file for file."""
+"""Cases of some sites that are cases of others, file for file."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import hashlib
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from consilium.data.examining import file_hash
 from consilium.data.formats import ImageError, stack_of
 from consilium.data.images import files_of
-from consilium.data.site_folder import Federation
+from consilium.data.site_folder import SiteFolder
 
-Content = tuple[str, int | None]  # of an image: its file's, and its place in a stack
+HEAD = 4096  # bytes that tell most files of one size apart
+Outside = tuple[int, bytes]  # of an image: the size of its files, and how they begin
 
 
 def same_files(
-    asked: Federation, splits: Collection[str], before: Federation, their_splits: Collection[str]
+    asked: Iterable[SiteFolder], splits: Collection[str], before: Iterable[SiteFolder], their_splits: Collection[str]
 ) -> list[str]:
     """Those of the asked cases, as "site/case", whose image file holds what one of the others' holds."""
     ours, theirs = dict(_images(asked, splits)), dict(_images(before, their_splits))
-    sizes = {path: _size(path) for path in (*ours.values(), *theirs.values())}  # only files of one size are read
-    alike = {sizes[path] for path in ours.values()} & {sizes[path] for path in theirs.values()} - {-1}
-    hashes: dict[Path, str] = {}
+    outside, inside = cache(_outside), cache(file_hash)
+    alike = {outside(stack_of(path)[0]) for path in ours.values()}  # only of these files all bytes are read
+    alike &= {outside(stack_of(path)[0]) for path in theirs.values()} - {None}
 
-    def content(path: Path) -> Content:
+    def content(path: Path) -> tuple[str, int | None] | None:
+        """Of an image that may be another's: its file's, and its place in a stack."""
         file, place = stack_of(path)
-        if file not in hashes:
-            hashes[file] = file_hash(file)
-        return hashes[file], place
+        return (inside(file), place) if outside(file) in alike else None
 
-    known = {content(path) for path in theirs.values() if sizes[path] in alike}
-    return sorted(name for name, path in ours.items() if sizes[path] in alike and content(path) in known)
+    known = {content(path) for path in theirs.values()} - {None}
+    return sorted(name for name, path in ours.items() if content(path) in known)
 
 
-def _images(federation: Federation, splits: Collection[str]) -> Iterator[tuple[str, Path]]:
-    for site in federation.sites.values():
+def _images(sites: Iterable[SiteFolder], splits: Collection[str]) -> Iterator[tuple[str, Path]]:
+    for site in sites:
         yield from ((f"{site.name}/{case.name}", case.image) for case in site.cases if case.split in splits)
 
 
-def _size(path: Path) -> int:
-    """In bytes; -1 of a file that cannot be read, which opening it puts into words."""
+def _outside(path: Path) -> Outside | None:
+    """None of a file that cannot be read, which opening it puts into words."""
+    size, begin = 0, hashlib.sha256()
     try:
-        return sum(part.stat().st_size for part in files_of(path))
+        for part in files_of(path):
+            size += part.stat().st_size
+            with part.open("rb") as file:
+                begin.update(file.read(HEAD))
     except (ImageError, OSError):
-        return -1
+        return None
+    return size, begin.digest()

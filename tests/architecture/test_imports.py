@@ -33,7 +33,7 @@ LAYERS = [
     ["site_service", "inputs"],
     ["engine"],
     ["wires"],
-    ["federation", "simulation", "rehearsal", "ready_studies", "evaluation", "test_time", "planning"],
+    ["federation", "simulation", "rehearsal", "ready_studies", "training_cases", "evaluation", "test_time", "planning"],
     ["describe", "reviewing", "reports", "toy_federation", "contract", "step_timing"],
     ["dry_run"],
     ["analysis", "export", "first_study"],

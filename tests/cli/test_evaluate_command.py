@@ -41,23 +41,53 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return place / "fed", Path(done.document["run"])
 
 
-def test_cases_that_trained_the_model_are_named(finished: Finished, federation: Path, tmp_path: Path) -> None:
-    leaky = shutil.copytree(federation, tmp_path / "leaky")
-    shutil.rmtree(leaky / "ada")
-    table = leaky / "bea" / "cases.csv"
+def swapped(federation: Path, to: Path) -> tuple[Path, list[str]]:
+    """A copy whose site bea has its training cases for testing and its test cases for training; those first ones."""
+    copy = shutil.copytree(federation, to)
+    table = copy / "bea" / "cases.csv"
     swap = {",train,": ",test,", ",test,": ",train,"}
     lines = [
         next((line.replace(*pair) for pair in swap.items() if pair[0] in line), line)
         for line in table.read_text().splitlines(True)
     ]
     table.write_text("".join(lines))
-    trained = sorted(f"bea/{line.partition(',')[0]}" for line in lines if ",test," in line)
+    return copy, sorted(f"bea/{line.partition(',')[0]}" for line in lines if ",test," in line)
+
+
+def test_cases_that_trained_the_model_are_named(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    leaky, trained = swapped(federation, tmp_path / "leaky")
+    shutil.rmtree(leaky / "ada")
     done = call("evaluate", finished("fedavg"), leaky, "--json", "--page", tmp_path / "scores.html")
     assert done.status == 0 and done.document["seen_in_training"] == trained
     assert f"trained on, or chosen by, {len(trained)} of" in done.err
     assert "their scores are too good" in (tmp_path / "scores.html").read_text()
     clean = call("evaluate", finished("fedavg"), federation, "--json")
-    assert (clean.document["seen_in_training"], clean.err) == ([], "")
+    assert (clean.document["seen_in_training"], clean.document["changed_since_training"]) == ([], [])
+    assert clean.err == ""
+
+
+def test_the_own_training_cases_are_named_too(finished: Finished, federation: Path) -> None:
+    done = call("evaluate", finished("fedavg"), federation, "--split", "all", "--json")
+    rows = {(row["site"], row["case"]) for row in done.document["cases"]}
+    tests = call("evaluate", finished("fedavg"), federation, "--json").document["cases"]
+    seen = rows - {(row["site"], row["case"]) for row in tests}
+    assert done.document["seen_in_training"] == sorted("/".join(one) for one in seen) and len(seen) > 10
+
+
+def test_a_model_of_one_site_has_not_seen_the_others_cases(finished: Finished, federation: Path) -> None:
+    done = call("evaluate", finished("local"), federation, "--split", "train", "--site", "bea", "--json")
+    assert {name.partition("/")[0] for name in done.document["seen_in_training"]} == {"bea"}
+
+
+def test_a_site_whose_table_has_changed_since_is_named(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    """What the model was trained on there can no longer be told."""
+    moved, _ = swapped(federation, tmp_path / "moved")
+    run = shutil.copytree(finished("fedavg"), tmp_path / "run")
+    text = (run / "study.toml").read_text()
+    (run / "study.toml").write_text(text.replace(str(federation), str(moved)))
+    done = call("evaluate", run, moved, "--json")
+    assert done.document["changed_since_training"] == ["bea"]
+    assert "cases or splits of bea have changed since the training" in done.err
 
 
 def test_new_cases_are_scored_with_intervals_and_a_page(finished: Finished, federation: Path, tmp_path: Path) -> None:
