@@ -97,7 +97,8 @@ def study_of(federation: Path, organs: Path) -> Any:
 CRASHES = ("train", "round", "score")  # before a round is committed, after it, and after its scores
 
 
-def order_in_memory(tensor: torch.Tensor) -> list[int]:
+def used_strides(tensor: torch.Tensor) -> list[int]:
+    """Of the axes longer than one: nothing reads by the others."""
     return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
 
 
@@ -110,12 +111,14 @@ def steps_looked_at(found: list[str]) -> Iterator[None]:
             beside = {"gradient": parameter.grad, **optimizer.state.get(parameter, {})}
             for name, tensor in beside.items():
                 if isinstance(tensor, torch.Tensor) and tensor.shape == parameter.shape:
-                    same = order_in_memory(tensor) == order_in_memory(parameter)
+                    same = used_strides(tensor) == used_strides(parameter)
                     found.append("" if same else f"{name} of shape {tuple(tensor.shape)}")
 
     hook = register_optimizer_step_pre_hook(look)
-    yield
-    hook.remove()
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @pytest.fixture(scope="session")
