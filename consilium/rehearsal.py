@@ -49,7 +49,7 @@ def read_rules(paths: Sequence[Path], study: Study) -> Rules:
 
 
 def objections(rules: Rules, study: Study) -> Iterator[str]:
-    """What the rules of the sites would say to the study before it begins, and where they would end it."""
+    """What the rules of the sites would say to the study before it begins, and where they could end it."""
     sites = study.federation().sites
     with TemporaryDirectory() as folder:
         put_rules(rules, Path(folder), study)
@@ -58,13 +58,15 @@ def objections(rules: Rules, study: Study) -> Iterator[str]:
             hospital = read_hospital(place / RULES)
             try:
                 hospital.study(study.to_toml())
-                policy_in(place, study, site).check(study, sum(case.split == "train" for case in sites[site].cases))
+                policy_in(place, study, site).check(study, len(sites[site].cases))
             except (PermissionError, Refused) as error:
                 yield f"{site} would be left out: {error}"
+                continue
             for what, takes in (("rounds", study.exchanges), ("scorings", study.scorings)):
                 most = min(filter(None, (getattr(hospital.limits, key) for key in (what, f"study_{what}"))), default=0)
                 if most and takes > most:
-                    yield f"{site} would stop answering: the study asks for {takes} {what}, hospital.toml allows {most}"
+                    asks = f"the study asks for up to {takes} {what}, hospital.toml allows {most}"
+                    yield f"{site} could stop answering: {asks}"
 
 
 def _decision(hospital: Hospital, study: Study) -> Decision | None:

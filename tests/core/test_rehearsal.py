@@ -12,11 +12,11 @@ from consilium import simulation
 from consilium.cli.main import main
 from consilium.errors import StudyError
 from consilium.left_log import left
-from consilium.rehearsal import put_rules, read_rules, runs_under
+from consilium.rehearsal import objections, put_rules, read_rules, runs_under
 from consilium.run_folder import RunFolder
 from consilium.study import Study
 from tests.cli.terminal import Outcome, call, refused
-from tests.toy import toy_study
+from tests.toy import SIZES, toy_study
 
 
 def hospital(folder: Path, site: str = "bea", limits: str = "", labels: str = '["blob"]') -> Path:
@@ -165,10 +165,24 @@ def test_a_dry_run_says_what_the_rules_would(federation: Path, tmp_path: Path) -
         ({"labels": '["cup"]'}, "bea would be left out: the study has"),
         ({"limits": 'methods = ["fedprox"]'}, "bea would be left out: hospital.toml does not allow this method"),
         ({"limits": "approval = true"}, "bea would be left out: hospital.toml asks for approval"),
-        ({"limits": "rounds = 2"}, "bea would stop answering: the study asks for 3 rounds, hospital.toml allows 2"),
+        ({"limits": "rounds = 2"}, "bea could stop answering: the study asks for up to 3 rounds, "),
         ({"limits": "layers = 1"}, "bea would be left out: "),
     ):
         assert any(why in note for note in tried(**rules).document["notes"]), rules
     refused(tried(limits="rounds = -1"), "[limits] rounds = -1")
     refused(tried(limits="bites = 1"), "bites")
     refused(call("run", tmp_path / "study.toml", "--dry-run", "--policy", tmp_path / "no.toml"), "cannot read")
+
+
+def test_a_hospital_counts_its_whole_table_and_is_asked_nothing_after_a_refusal(
+    federation: Path, tmp_path: Path
+) -> None:
+    study = toy_study(federation, preprocess__size=[16, 16])
+    needed = sum(SIZES["bea"]) * 16 * 16 * (4 + 1)  # bytes of the cases of all splits, with their masks
+
+    def said(limits: str) -> list[str]:
+        return list(objections(read_rules([hospital(tmp_path, limits=limits)], study), study))
+
+    assert said(f"cache_bytes = {needed}") == []
+    why = f"[limits] cache_bytes = {needed - 1}, and the preprocessed images take {needed}."
+    assert said(f"cache_bytes = {needed - 1}\nrounds = 2") == [f"bea would be left out: {why}"]
