@@ -68,7 +68,6 @@ POLICY = (  # a site's own rules say no
 )  # fmt: skip
 SCORED = ("valid", "test")
 CASES = 1 << 24  # in one score sheet, and in one split of a site
-SLICES = 1 << 16  # of one volume
 
 RunName = Annotated[str, Text(200, NAME)]
 Digest = Annotated[str, Text(64, "[0-9a-f]+")]
@@ -241,7 +240,6 @@ __all__ = [
     "POLICY",
     "REASONS",
     "SCORED",
-    "SLICES",
     "AnswerHead",
     "Envelope",
     "Members",

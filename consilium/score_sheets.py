@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from consilium.messages import CASES, SCORED, SLICES, ScoredModel, ScoreSheet
+from consilium.messages import CASES, SCORED, ScoredModel, ScoreSheet
 from consilium.scores.rows import ScoreRow, range_of
-from consilium.site import Round
+from consilium.site import SLICES, Round
 from consilium.tree import PacketError
 from consilium.weights import SiteName
 

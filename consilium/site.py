@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,6 +18,7 @@ from consilium.task import Task
 from consilium.weights import SiteName, Weights
 
 ROUNDS = 1_000_000  # more than any run has
+SLICES = 1 << 16  # more than any volume has
 POOLED = "(pooled)"  # the virtual site that holds all cases; no real site can have this name
 Count = Annotated[int, Range(0, 2**40)]
 RoundIndex = Annotated[int, Range(0, ROUNDS)]
@@ -40,6 +41,11 @@ class SiteCard:
 
 
 Roster = Mapping[SiteName, SiteCard]
+
+
+def pooled_card(cards: Collection[SiteCard], labels: tuple[str, ...], name: SiteName = POOLED) -> SiteCard:
+    """The card of the virtual site that holds the cases of all these sites."""
+    return SiteCard(name, 0, sum(card.n for card in cards), labels, sum(card.unlabelled for card in cards))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from consilium.learning.per_patient import refuse_mixing
 from consilium.machine import machine_memory
 from consilium.method import Phase
 from consilium.methods.averaged import check_averaging
-from consilium.site import POOLED, Roster, Round, SiteCard
+from consilium.site import POOLED, SLICES, Roster, Round, SiteCard, pooled_card
 from consilium.study import Study
 from consilium.timeline import Line, called, present
 from consilium.weights import SiteName
@@ -111,20 +111,27 @@ def check_annotation(study: Study, federation: Federation, members: Sequence[Sit
 
 
 def expected_roster(study: Study, federation: Federation, members: Sequence[SiteName]) -> Roster:
-    """The roster that a roll call of all members would give, by their tables alone."""
-    counts = {name: labelled_cases(federation, name) for name in members}
-    empty = [name for name, count in counts.items() if not count]
+    """The roster of a roll call that all members answer, as far as their tables tell it.
+
+    They do not tell how many slices of a volume have a label. Where slices are trained, `n` is the most that there can
+    be, so that no site seems to have too few; cases without a mask are counted as volumes.
+    """
+    cards = {name: _card(study, federation, name, i) for i, name in enumerate(members)}
+    empty = [name for name, card in cards.items() if not card.n]
     if empty:
         raise StudyError(
             f"no training cases at {', '.join(empty)}: draw splits with `consilium check {study.data.federation} "
             "--split 0.5,0.25,0.25`, or leave the site out with study.leave_out."
         )
     if study.pooled:
-        return {POOLED: SiteCard(POOLED, 0, sum(counts.values()), federation.labels)}
-    return {
-        name: SiteCard(name, i, count, annotated_at(study, federation, name))
-        for i, (name, count) in enumerate(counts.items())
-    }
+        return {POOLED: pooled_card(cards.values(), federation.labels)}
+    return cards
+
+
+def _card(study: Study, federation: Federation, site: SiteName, index: int) -> SiteCard:
+    most = SLICES if study.preprocess.slices else 1
+    bare = sum(case.split == "train" and case.label is None for case in federation.sites[site].cases)
+    return SiteCard(site, index, most * labelled_cases(federation, site), annotated_at(study, federation, site), bare)
 
 
 def labelled_cases(federation: Federation, site: SiteName, split: str = "train") -> int:

@@ -9,13 +9,13 @@ from consilium.engine.active import ActiveRun, round3
 from consilium.engine.repair import stop_without_memory, trained_again
 from consilium.errors import WorkError
 from consilium.intake import accepted, by_size, new_parts, spoilt
-from consilium.messages import SCORED, SLICES, Envelope, Reply
+from consilium.messages import SCORED, Envelope, Reply
 from consilium.method import Phase
 from consilium.privacy.firewall import Verdict, judged
 from consilium.privacy.measuring import Update, updates_of
 from consilium.privacy.past import History
 from consilium.randomness import numpy_generator
-from consilium.site import Round
+from consilium.site import SLICES, Round
 from consilium.timeline import called, present
 from consilium.tree import Packet, flatten
 from consilium.weights import SiteName

@@ -14,7 +14,7 @@ from pathlib import Path
 from consilium import packet_files, tree
 from consilium.errors import DataError, RunError, StudyError, WireError
 from consilium.messages import POLICY, REASONS, Envelope, Request
-from consilium.site import POOLED, Roster, SiteCard
+from consilium.site import POOLED, Roster, SiteCard, pooled_card
 from consilium.study import Study
 from consilium.transport import size_of
 from consilium.tree import Packet
@@ -80,9 +80,8 @@ class SimulatedWire(SiteWire):
     def as_roster(self, cards: Mapping[SiteName, SiteCard]) -> Roster:
         if not self.study.pooled:
             return cards
-        n, bare = sum(card.n for card in cards.values()), sum(card.unlabelled for card in cards.values())
         name = self._pooled_name()
-        return {name: SiteCard(name, 0, n, self.study.facts.labels, bare)}
+        return {name: pooled_card(cards.values(), self.study.facts.labels, name)}
 
     def _pooled_name(self) -> SiteName:
         """A run that version 0.1 began goes on under the name it had there."""

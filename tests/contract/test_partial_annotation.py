@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from consilium.methods import METHODS
 from consilium.run_folder import RunFolder
 from consilium.simulation import Result
 from consilium.study import Study
+from consilium.timeline import timeline
+from consilium.validation import admitted, expected_roster, members_of
+from consilium.wires.in_process import InProcess
 from tests.toy import ANNOTATED, toy_study, write_organs
 
 EVERYTHING_ON = {
@@ -129,6 +133,18 @@ def test_cases_without_a_mask_are_left_out_of_supervised_training(
     whose = "6 of pooled" if method == "pooled" else "2 of ada, 2 of bea, 2 of cid"
     assert warnings(with_them) == [f"cases without a mask are left out: {whose}; methods with teachers use them."]
     assert warnings(without) == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pooled", "fedavg-pl"])
+def test_a_dry_run_says_what_the_roll_call_will(method: str, organs: Path, tmp_path: Path) -> None:
+    """Its roster is of the tables alone, cases without a mask included."""
+    study = organ_study(organs, method, **({"task__patch": []} if method == "pooled" else {}))
+    federation = study.federation()
+    roster = expected_roster(study, federation, members_of(study, federation))
+    with closing(InProcess(study, RunFolder.create(study, tmp_path).path)) as wire:
+        assert roster == wire.roll_call().members
+    left_out = [note for note in admitted(study, timeline(study.method, 2), roster) if "without a mask" in note]
+    assert len(left_out) == (method != "fedavg-pl")
 
 
 @pytest.mark.parametrize(

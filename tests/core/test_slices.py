@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from consilium.evaluation import scored_cases
 from consilium.finished_run import FinishedRun
 from consilium.predictor import Answer, ModelChoice, Predictor
 from consilium.reporting import examples
-from consilium.site_opening import open_arrays
+from consilium.site_opening import open_arrays, site_facts
 from consilium.study import Study
 from consilium.study_reading import load_study, make_study
+from consilium.timeline import timeline
+from consilium.validation import admitted, expected_roster, labelled_cases
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +114,14 @@ def test_an_example_is_told_by_the_model_of_the_slice_that_is_shown(volumes: Pat
     for one in examples(made, BySlice(made, shown), "test"):
         found[one.site] = one.model
     assert shown and found["msd"] == "personal/i2cvb"
+
+
+def test_a_dry_run_takes_no_volume_for_one_image_of_a_batch(volumes: Path) -> None:
+    """Only masks tell how many slices have a label, so nothing is said of too few."""
+    made = study(volumes, "apple")
+    made = replace(made, local=replace(made.local, batch_size=8))
+    federation = made.federation()
+    line = timeline(made.method, made.plan.rounds)
+    for site in ("i2cvb", "msd"):
+        assert labelled_cases(federation, site) < made.local.batch_size < site_facts(made, federation, site)[0].n
+    assert admitted(made, line, expected_roster(made, federation, ["i2cvb", "msd"])) == []
