@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from consilium.analysis.hessian import Curvature, curvature, lanczos, largest, products, to_markdown
+from consilium.analysis.hessian import (
+    Curvature,
+    Vector,
+    curvature,
+    lanczos,
+    largest,
+    products,
+    seconds_of_lanczos,
+    to_markdown,
+)
 from consilium.analysis.probing import Probe
 from consilium.batch import Batch
 from consilium.task import Task
@@ -104,6 +113,20 @@ def test_a_spectrum_is_a_density() -> None:
     grid, density = found.density()
     assert float(np.trapezoid(density, grid)) == pytest.approx(1, abs=1e-3)
     assert float(np.trapezoid(density[grid > 1], grid[grid > 1])) == pytest.approx(0.25, abs=1e-3)
+
+
+def test_the_time_told_is_that_of_warm_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first product takes 9 s and each later one 2 s; three Lanczos runs make min(30, parameters) each."""
+    clock, lengths = [0.0], [9.0, 2.0]
+
+    def times(vector: Vector) -> Vector:
+        clock[0] += lengths.pop(0)
+        return vector
+
+    monkeypatch.setattr("consilium.analysis.hessian.time.monotonic", lambda: clock[0])
+    assert seconds_of_lanczos(times, 7) == 2 * 3 * 7
+    lengths += [9.0, 2.0]
+    assert seconds_of_lanczos(times, 1000) == 2 * 3 * 30
 
 
 def test_the_table_is_the_papers() -> None:

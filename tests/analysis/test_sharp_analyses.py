@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -82,7 +83,10 @@ def test_features_are_of_every_layer_in_order(finished: Mapping[str, Path]) -> N
 
 def test_landscape_hessian_and_steepness_of_runs(finished: Mapping[str, Path], tmp_path: Path) -> None:
     runs = [finished["fedavg"], finished["local"]]
-    files = analyse(runs, ["landscape", "hessian", "steepness"], tmp_path, Options(points=3, cases=2, site="bea"))
+    said: list[str] = []
+    options = Options(points=3, cases=2, site="bea")
+    files = analyse(runs, ["landscape", "hessian", "steepness"], tmp_path, options, said.append)
+    assert any(re.fullmatch(r"Hessian of FedAvg: bea, about .* or more", line) for line in said)
     assert {path.name for path in files if path.suffix == ".svg"} == {"landscape.svg", "hessian.svg", "steepness.svg"}
     names = ("landscape", "hessian", "steepness")
     facts = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
