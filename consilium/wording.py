@@ -1,6 +1,8 @@
-"""How numbers of things are written."""
+"""How numbers of things and lists of them are written."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def counted(number: int, thing: str, ending: str = "s") -> str:
@@ -11,3 +13,8 @@ def counted(number: int, thing: str, ending: str = "s") -> str:
 def are(number: int) -> str:
     """The verb for so many things."""
     return "is" if number == 1 else "are"
+
+
+def listed(words: Sequence[str]) -> str:
+    """The words in a sentence: "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

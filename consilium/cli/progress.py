@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from consilium.wording import counted
+from consilium.wording import counted, listed
 
 
 @contextmanager
@@ -96,7 +96,7 @@ class _RunStatus:
             facts.update(
                 method=event["method"], rounds=event["rounds"], done=event["round"], first=event["round"],
                 aside=event["aside"], now="", sites=event["sites"], began=time.monotonic(), answered={}, losses={},
-                score=None, refined=[],
+                score=None, refines=event.get("refines", []),
             )  # fmt: skip
             verb = "training" if what == "start" else f"continuing after round {event['round']} of"
             cases = ", ".join(f"{name} {n}" for name, n in event["sites"].items())
@@ -136,18 +136,14 @@ class _RunStatus:
         facts = self.facts
         facts["began"] += event["seconds"]
         facts["now"] = f"{event['phase']} {event['step']}/{event['steps']}"
-        if event["step"] < event["steps"]:
-            return ""
-        if facts["done"] == facts["rounds"]:  # after training, and only of the best state
-            facts["refined"].append(event["phase"])
-        return f"  {event['phase']}: done"
+        return "" if event["step"] < event["steps"] else f"  {event['phase']}: done"
 
     def _score(self, event: Mapping[str, Any]) -> str:
         valid, test = event["valid"]["site_mean"], event["test"]["site_mean"]
         if event["phase"] in ("best", "last"):
             said = "" if test is None else f": test {event['metric']} {test:.3f}"
-            refined = f", without {' and '.join(self.facts['refined'])}" if self.facts["refined"] else ""
-            when = f"round {event['round']}{refined if event['phase'] == 'last' else ''}"
+            lacks = self.facts["refines"] if event["phase"] == "last" else []  # they refine the best state only
+            when = f"round {event['round']}{f', without {listed(lacks)}' if lacks else ''}"
             return f"  {event['phase']} state ({when}) of the {event['model']} model{said}"
         self.facts["score"] = event
         if valid is None:

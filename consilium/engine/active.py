@@ -73,6 +73,11 @@ class ActiveRun:
     def last_counting(self) -> tuple[Phase, Round]:
         return next((phase, round) for phase, round in reversed(self.line) if phase.counts)
 
+    @property
+    def refines(self) -> list[str]:
+        """The phases after the paper's rounds: what they change is the best state, not the last."""
+        return list(dict.fromkeys(phase.name for phase, _ in self.line[self.last_counting[1].index + 1 :]))
+
 
 def opened(study: Study, wire: Wire, folder: RunFolder) -> ActiveRun:
     """Repair the folder after a crash, make the roll call, and reject a study that cannot work with these sites."""
@@ -127,6 +132,7 @@ def say_hello(active: ActiveRun, done: int) -> None:
         round=sum(phase.counts for phase, _ in active.line[:done]),
         rounds=active.rounds,
         aside=sorted({phase.name for phase, _ in active.line if not phase.counts}),
+        refines=active.refines,
         sites={n: c.n + (c.unlabelled if active.method.unlabelled else 0) for n, c in active.roster.items()},
     )
     for name, why in sorted(active.roll.left_out.items()):

@@ -7,7 +7,7 @@ from typing import Any
 
 from consilium.export import onnx_file
 from consilium.export.card import Facts
-from consilium.wording import counted
+from consilium.wording import counted, listed
 
 FEW = 20  # test cases at a site below which its score says little
 
@@ -34,7 +34,7 @@ def markdown(facts: Facts) -> str:
 def _what(facts: Facts) -> list[str]:
     task, method = facts["task"], facts["method"]
     sites = [name for name, site in facts["training"]["sites"].items() if not site["guest"]]
-    does = f"{task['task']} of {_and(task['labels'])}"
+    does = f"{task['task']} of {listed(task['labels'])}"
     return [
         f"A {facts['released']} model for the {does} in {task['dimensions']}-D images with "
         f"{counted(task['channels'], 'channel')}, trained with `{method['name']}` across "
@@ -42,7 +42,7 @@ def _what(facts: Facts) -> list[str]:
         "",
         f"- Method: {method['about']}".rstrip(": "),
         f"- Paper: {method['paper']}",
-        f"- Network: `{task['network']['network']}`; models: " + _and([f"`{m['name']}`" for m in facts["models"]]),
+        f"- Network: `{task['network']['network']}`; models: " + listed([f"`{m['name']}`" for m in facts["models"]]),
         "",
         f"**Intended use**: research on the {does} in images made and prepared like those of the sites below, with a "
         "person who checks every result. **It is not a medical device.** Nobody has approved it for diagnosis, "
@@ -55,7 +55,7 @@ def _when_not(facts: Facts) -> list[str]:
     how = task["preprocess"]
     prepared = [f"{key} = {value}" for key, value in how.items() if value not in ([], "", "none")]
     points = [
-        f"For anything but {_and(task['labels'])}: whatever is in the image, it answers with these and nothing else.",
+        f"For anything but {listed(task['labels'])}: whatever is in the image, it answers with these and nothing else.",
         "For another kind of image (modality, sequence, stain, camera) than the sites' below; it does not notice.",
         "For images of a much other resolution or field of view, or prepared otherwise than "
         + (f"with {', '.join(prepared)}." if prepared else "the sites' (as stored, no preprocessing)."),
@@ -109,7 +109,7 @@ def _trained_on(facts: Facts) -> list[str]:
     lines = _table(["site", f"training {training['unit']}", "validation cases", "test cases", "annotated"], table)
     pace = f"{counted(training['rounds'], 'round')} of {counted(local['epochs'], 'epoch')}, {local['optimizer']}, "
     pace += f"learning rate {local['lr']:g}, batches of {local['batch_size']}, seed {training['seed']}"
-    lines += ["", f"Training: {pace}. Augmentation: {_and(training['augment']) or 'none'}."]
+    lines += ["", f"Training: {pace}. Augmentation: {listed(training['augment']) or 'none'}."]
     lines += [
         f"The state is that of the round best on validation ({training['best_round']}); test cases chose nothing."
     ]
@@ -164,12 +164,12 @@ def _limits(facts: Facts) -> list[str]:
     points = [
         f"The {kept} models, which the method is about, stay at their sites: the scores of what is in here are those "
         f"under '{facts['released']}'." if kept else "",
-        f"Few test cases at {_and(few)}: these scores say little." if few else "",
+        f"Few test cases at {listed(few)}: these scores say little." if few else "",
         "" if guests else "It was not scored at any hospital outside the federation; expect lower scores there.",
         "One training with one seed; another seed gives other scores.",
         f"BatchNorm was '{facts['batchnorm']}' at the sites: an outside hospital gets normalisation that no site used."
         if facts["batchnorm"] != "average" else "",
-        "Parts that are no whole model are only in the package, not in a bundle: " + _and(facts["parts"]) + "."
+        "Parts that are no whole model are only in the package, not in a bundle: " + listed(facts["parts"]) + "."
         if facts["parts"] else "",
         "Bundles prepare images with MONAI's transforms; where these differ from the training's, their metadata say "
         "how. The package prepares images exactly as the training did.",
@@ -186,13 +186,16 @@ def _privacy(facts: Facts) -> list[str]:
         "measures the latter. Give the folder only to those whom the sites would give it to.",
     ]
     if owned:
-        lines += ["", f"{_and(owned)}: each is the model of one site, and tells more of its images than a shared one."]
+        lines += [
+            "",
+            f"{listed(owned)}: each is the model of one site, and tells more of its images than a shared one.",
+        ]
     return lines
 
 
 def _how_to_load(facts: Facts) -> list[str]:
     bundles = [
-        f"One MONAI bundle per model: {_and([model['name'] for model in facts['models']])}. In its folder:",
+        f"One MONAI bundle per model: {listed([model['name'] for model in facts['models']])}. In its folder:",
         "",
         "    python -m monai.bundle run --config_file configs/inference.json --dataset_dir IMAGES --output_dir MASKS",
         "",
@@ -203,7 +206,7 @@ def _how_to_load(facts: Facts) -> list[str]:
     onnx = (
         "Each bundle also holds `models/model.onnx`: preprocessed images in, logits out."
         if facts["onnx"]
-        else f"There are no ONNX files: {_and(onnx_file.PACKAGES)} were not installed at the export."
+        else f"There are no ONNX files: {listed(onnx_file.PACKAGES)} were not installed at the export."
     )
     return [
         "The whole, with consilium:",
@@ -263,7 +266,3 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
-
-
-def _and(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

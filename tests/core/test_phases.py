@@ -171,6 +171,37 @@ def test_progress_shows_the_phase_by_itself(federation: Path, tmp_path: Path) ->
     assert first == f"{name}: continuing after round 2 of 3 rounds at 3 sites (ada 1, bea 2, cid 6)"
 
 
+def test_a_resumed_run_still_says_what_its_last_state_lacks(federation: Path, tmp_path: Path) -> None:
+    """Also where the last phase was done before; a journal that names no such phase says nothing of them."""
+
+    def cut(event: Any) -> None:
+        if event["event"] == "score" and event["phase"] == "best":
+            raise Interrupted
+
+    study = counting_study(federation, after=2, teacher=1)
+    with pytest.raises(Interrupted):
+        go(study, Desk(SITES), tmp_path, cut)
+    folder = RunFolder.create(study, tmp_path)
+    (start,) = events(folder, "start")
+    assert (start["aside"], start["refines"]) == (["after", "teacher"], ["after"])
+    lines = shown(lambda watch: go(study, Desk(SITES), tmp_path, watch))
+    assert "  last state (round 3, without after) of the global model: test dice 0.500" in lines
+    told = [{key: value for key, value in event.items() if key != "refines"} for event in folder.events()]
+    assert "  last state (round 3) of the global model: test dice 0.500" in shown(lambda watch: list(map(watch, told)))
+
+
+def test_phases_that_the_last_state_lacks_are_a_list_in_words() -> None:
+    score = {"event": "score", "phase": "last", "round": 9, "model": "super", "metric": "dice"}
+    start = {"event": "start", "method": "fedsm", "round": 0, "rounds": 9, "aside": [], "sites": {}}
+
+    def said(*refines: str) -> str:
+        values = {"valid": {"site_mean": 0.5}, "test": {"site_mean": 0.5}}
+        return shown(lambda watch: [watch(event) for event in ({**start, "refines": refines}, {**score, **values})])[-1]
+
+    assert "(round 9, without statistics, routing and calibrate)" in said("statistics", "routing", "calibrate")
+    assert "(round 9, without routing and calibrate)" in said("routing", "calibrate")
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_counts_the_papers_rounds(federation: Path, tmp_path: Path) -> None:
     study = counting_study(federation, teacher=2, away={"cid": ("teacher", 1)})
