@@ -72,7 +72,7 @@ def predict(
     try:
         predictions = _predicted(run, images or [], to, site, hospital, delivered, options)
     except predicting.UnusableImages as error:
-        if not error.done:
+        if not error.done and not as_json:
             raise
         faulty, predictions = error, error.done
     if as_json:

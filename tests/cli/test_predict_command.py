@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel
@@ -104,15 +105,18 @@ def test_bad_images_get_a_sentence(json_too: list[str], finished: Finished, grey
     (tmp_path / "cut.png").write_bytes(grey.read_bytes()[:60])
     (tmp_path / "letter.txt").write_text("dear colleague")
     (tmp_path / "empty").mkdir()
-    cases = {
+    unusable = {
         "colour.png": ["colour", "3 channels"],
         "cut.png": ["cannot be read"],
         "letter.txt": ["format", ".nii.gz"],
-        "nowhere.png": ["there is no image"],
-        "empty": ["has no images"],
     }
-    for name, words in cases.items():
+    absent = {"nowhere.png": ["there is no image"], "empty": ["has no images"]}
+    for name, words in {**unusable, **absent}.items():
         done = call("predict", finished("fedavg"), tmp_path / name, "--to", tmp_path / "out", *json_too)
+        if json_too and name in unusable:  # the document is the same as where some images can be used
+            (error,) = done.document["errors"]
+            assert done.document["predictions"] == [] and error in done.err
+            done = replace(done, out="")
         refused(done, str(tmp_path / name), *words)
 
 
