@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,17 +39,32 @@ class Group:
 
 def groups(runs: Sequence[RunView]) -> tuple[Group, ...]:
     """Runs by method and settings, in the order given, bounds and local training first; no group has a seed twice."""
-    alike: dict[tuple[str, int], list[RunView]] = defaultdict(list)
-    seeds: Counter[tuple[str, int]] = Counter()
+    alike: dict[str, list[RunView]] = defaultdict(list)
     left_out = repeated(runs)
     for run in once(runs):
         if run.folder not in left_out:
-            settings = _alike(run, _APART)
-            alike[settings, seeds[settings, run.seed]].append(run)
-            seeds[settings, run.seed] += 1
-    names = _names([found[0] for found in alike.values()])
-    made = [Group(name, found[0].kind, tuple(found)) for name, found in zip(names, alike.values(), strict=True)]
+            alike[_alike(run, _APART)].append(run)
+    found = [part for same in alike.values() for part in _seeds_apart(same)]
+    made = [Group(name, part[0].kind, tuple(part)) for name, part in zip(_names(found), found, strict=True)]
     return tuple(sorted(made, key=lambda group: _ORDER[group.kind]))
+
+
+def _seeds_apart(alike: list[RunView]) -> Iterator[list[RunView]]:
+    """Runs of one study; if a seed is there twice with other scores, by folder, and if need be each by itself."""
+    if _seed_once(alike):
+        yield alike
+        return
+    folders: dict[Path, list[RunView]] = defaultdict(list)
+    for run in alike:
+        folders[run.folder.parent].append(run)
+    for found in folders.values():
+        yield from [found] if _seed_once(found) else [[run] for run in found]
+
+
+def _seed_once(runs: Iterable[RunView]) -> bool:
+    """Whether no seed has two results."""
+    seeds = [run.seed for run in runs if run.summary is not None]
+    return len(seeds) == len(set(seeds))
 
 
 def once(runs: Iterable[RunView]) -> list[RunView]:
@@ -81,9 +96,9 @@ def _alike(run: RunView, apart: Collection[str]) -> str:
     return run.method + json.dumps(shared, sort_keys=True, default=str)
 
 
-def _names(runs: Sequence[RunView]) -> list[str]:
-    """The method's name, and what sets a run apart from the others of its method."""
-    names = []
+def _names(groups: Sequence[Sequence[RunView]]) -> list[str]:
+    """The method's name, and what sets a group's runs apart from the others of their method."""
+    names, runs = [], [group[0] for group in groups]
     for run in runs:
         same = [settings(other) for other in runs if other.method == run.method]
         mine = settings(run)
@@ -95,9 +110,9 @@ def _names(runs: Sequence[RunView]) -> list[str]:
             details = run.name  # a list of settings is no name
         names.append(f"{name} ({details})" if details else name)
     # an older study may lack the very key that sets them apart, and a run may be there twice with other scores
+    short = [group[0].name if len(group) == 1 else group[0].folder.parent.name for group in groups]
     found = names
-    for parts in (1, 2):
-        apart = ["/".join(run.folder.parts[-parts:]) for run in runs]
+    for apart in (short, ["/".join(run.folder.parts[-2:]) for run in runs]):
         found = [
             one if found.count(one) == 1 else f"{name} ({folder})"
             for one, name, folder in zip(found, names, apart, strict=True)

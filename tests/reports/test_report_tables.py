@@ -326,15 +326,26 @@ def test_the_same_seed_with_other_scores_is_a_row_of_its_own(run_folder: Callabl
     summary = json.loads((changed / "summary.json").read_text())
     summary["best"]["scores"]["global"]["dice"]["mean"]["site_mean"] = 0.5
     (changed / "summary.json").write_text(json.dumps(summary))
-    table = compare([read_run(run) for run in (first, other, changed)])
-    assert not table.repeated
-    assert [(line.count, line.name) for line in table.lines] == [
-        (2, f"FedAvg (runs/{first.name})"),
-        (1, f"FedAvg (later/{first.name})"),
-    ]
+    for order in ((first, other, changed), (changed, other, first)):  # seeds of one folder stay together
+        table = compare([read_run(run) for run in order])
+        assert not table.repeated
+        lines = {(line.count, line.name) for line in table.lines}
+        assert lines == {(2, "FedAvg (runs)"), (1, f"FedAvg ({first.name})")}
+    beside = shutil.copytree(changed, first.with_name("again"))
+    names = [line.name for line in compare([read_run(run) for run in (first, other, beside)]).lines]
+    assert names == [f"FedAvg ({run.name})" for run in (first, other, beside)]
 
 
 def test_an_unfinished_run_is_no_repeat(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     under_way = run_folder("fedavg", sites=SMALL, finished=False)
     copy = shutil.copytree(under_way, tmp_path / "copies" / under_way.name)
     assert repeated([read_run(under_way), read_run(copy)]) == {}
+
+
+def test_an_unfinished_run_does_not_take_the_place_of_its_seed(run_folder: Callable[..., Path]) -> None:
+    """A run that was interrupted, the same again beside it, and another seed."""
+    runs = [run_folder("fedavg", sites=SMALL, seed=seed) for seed in (0, 1)]
+    stopped = shutil.copytree(runs[0], runs[0].with_name("a-stopped-run"))
+    (stopped / "summary.json").unlink()
+    (line,) = compare([read_run(run) for run in (stopped, *runs)]).lines
+    assert (line.name, line.count) == ("FedAvg", 2)
