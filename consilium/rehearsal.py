@@ -15,6 +15,7 @@ from consilium.hospital import RULES, Hospital, read_hospital
 from consilium.policy import Refused, read_key, simulated_secret
 from consilium.site_opening import place_in
 from consilium.study import Study
+from consilium.validation import members_of
 from consilium.weights import SiteName
 from consilium.wires.local_sites import policy_in
 
@@ -50,7 +51,8 @@ def read_rules(paths: Sequence[Path], study: Study) -> Rules:
 
 def objections(rules: Rules, study: Study) -> Iterator[str]:
     """What the rules of the sites would say to the study before it begins, and where they could end it."""
-    sites = study.federation().sites
+    federation = study.federation()
+    members = members_of(study, federation)
     with TemporaryDirectory() as folder:
         put_rules(rules, Path(folder), study)
         for site in sorted(rules):
@@ -58,11 +60,12 @@ def objections(rules: Rules, study: Study) -> Iterator[str]:
             hospital = read_hospital(place / RULES)
             try:
                 hospital.study(study.to_toml())
-                policy_in(place, study, site).check(study, len(sites[site].cases))
+                policy_in(place, study, site).check(study, len(federation.sites[site].cases))
             except (PermissionError, Refused) as error:
                 yield f"{site} would be left out: {error}"
                 continue
-            for what, takes in (("rounds", study.exchanges), ("scorings", study.scorings)):
+            rounds = study.exchanges if site in members else 0  # others are only scored
+            for what, takes in (("rounds", rounds), ("scorings", study.scorings)):
                 most = min(filter(None, (getattr(hospital.limits, key) for key in (what, f"study_{what}"))), default=0)
                 if most and takes > most:
                     asks = f"the study asks for up to {takes} {what}, hospital.toml allows {most}"

@@ -186,3 +186,12 @@ def test_a_hospital_counts_its_whole_table_and_is_asked_nothing_after_a_refusal(
     assert said(f"cache_bytes = {needed}") == []
     why = f"[limits] cache_bytes = {needed - 1}, and the preprocessed images take {needed}."
     assert said(f"cache_bytes = {needed - 1}\nrounds = 2") == [f"bea would be left out: {why}"]
+
+
+def test_a_guest_is_asked_for_no_rounds(federation: Path, tmp_path: Path) -> None:
+    rules = hospital(tmp_path, limits="rounds = 1\nscorings = 1")
+    for guest, words in ((["bea"], ["scorings"]), ([], ["rounds", "scorings"])):
+        study = toy_study(federation, study__leave_out=guest)
+        said = list(objections(read_rules([rules], study), study))
+        assert [any(f" {word}, hospital.toml" in line for line in said) for word in words] == [True] * len(words)
+        assert len(said) == len(words)
