@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ from consilium.site_opening import open_arrays
 from consilium.study import Study
 from consilium.task import CaseScore
 from consilium.training_cases import Seen, seen_cases
-from consilium.weights import SiteName
 
 COUNTED = ("empty", "missed")  # counts of cases, not scores
-NOBODY: Mapping[SiteName, str] = {}
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,6 @@ class Evaluation:
         return self.seen.warning(len(self.cases))
 
     def to_json(self) -> dict[str, Any]:
-        rows = [
-            {"site": c.site, "case": c.case, "label": s.label, "metric": s.metric, "value": s.value, "model": c.model}
-            for c in self.cases
-            for s in c.scores
-        ]
         return {
             "federation": self.federation,
             "split": self.split,
@@ -93,19 +86,30 @@ class Evaluation:
             "classes": {site or "all": report.to_json() for site, report in self.classes.items()},
             "seen_in_training": list(self.seen.cases),
             "changed_since_training": list(self.seen.changed),
-            "cases": rows,
+            "cases": self.rows(),
         }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per case, label and score."""
+        return [
+            {
+                **{"site": one.site, "case": one.case, "label": score.label, "metric": score.metric},
+                **{"value": score.value, "model": one.model, "seen": f"{one.site}/{one.case}" in self.seen.cases},
+            }
+            for one in self.cases
+            for score in one.scores
+        ]
 
 
 def evaluate_on(
-    study: Study, predictor: Predictor, federation: Path, split: str = "test", trained: Mapping[SiteName, str] = NOBODY
+    study: Study, predictor: Predictor, federation: Path, split: str = "test", run: Path | None = None
 ) -> Evaluation:
     """Score a model on every labelled case of a split.
 
     Args:
         federation: a folder of site folders with the study's labels.
         split: "train", "valid", "test", or "all".
-        trained: the digest of the table of every site that trained the model, where that is known.
+        run: the model's run folder, which tells what cases the model has seen.
     """
     cases = tuple(scored_cases(study, predictor, federation, split))
     if not cases:
@@ -115,8 +119,8 @@ def evaluate_on(
         )
     scores = tuple(averaged(cases))
     classes = _classes(cases, study.facts.labels)
-    names, asked = {f"{one.site}/{one.case}" for one in cases}, read_federation(federation)
-    seen = seen_cases(study, predictor.of, trained, asked, SPLITS if split == "all" else (split,), names)
+    names, splits = {f"{one.site}/{one.case}" for one in cases}, SPLITS if split == "all" else (split,)
+    seen = seen_cases(study, run, predictor.of, read_federation(federation), splits, names) if run else Seen()
     return Evaluation(str(federation), split, cases, scores, classes, seen)
 
 

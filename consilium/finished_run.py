@@ -20,7 +20,7 @@ from torch import nn
 from consilium.data.images import ImageArray, not_finite, read_image
 from consilium.data.profile import DataProfile
 from consilium.errors import DataError, RunError, StudyError
-from consilium.evaluation import scored_cases
+from consilium.evaluation import evaluate_on
 from consilium.export.models import whole_models
 from consilium.export.package import is_package, open_package, sites_of
 from consilium.files import read_json
@@ -59,14 +59,8 @@ class FinishedRun:
         return tuple(sorted(read_json(self.path / "origin.json")["members"]))
 
     @cached_property
-    def trained_on(self) -> DataProfile | None:
-        """The ranges of the training images; None where they were not recorded."""
+    def _trained_on(self) -> DataProfile | None:
         return trained_on(self.path)
-
-    @property
-    def tables(self) -> dict[str, str]:
-        """Of the sites that trained: the digests of their tables then; a package has none."""
-        return {} if is_package(self.path) else RunFolder.open(self.path).origin.tables()
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -130,7 +124,7 @@ class FinishedRun:
             image: a file, or an array (*spatial) or (channels, *spatial) with stored values and voxels of 1 mm.
             site: use this site's own model.
         """
-        trained = self.trained_on
+        trained = self._trained_on
         if trained and not isinstance(image, str | Path):  # an array has no spacing and no orientation to look at
             trained = replace(trained, spacing=(), orientations=("",))
         found = answered(self.study, self.predictor(site), self._picture(image), trained)
@@ -149,11 +143,7 @@ class FinishedRun:
             site: use this site's own model everywhere.
         """
         place = Path(federation) if federation is not None else Path(self.study.data.federation)
-        return [
-            {"site": c.site, "case": c.case, "label": s.label, "metric": s.metric, "value": s.value, "model": c.model}
-            for c in scored_cases(self.study, self.predictor(site), place, split)
-            for s in c.scores
-        ]
+        return evaluate_on(self.study, self.predictor(site), place, split, self.path).rows()
 
     def _picture(self, image: NDArray[Any] | Path | str) -> ImageArray:
         facts = self.study.facts
@@ -244,11 +234,12 @@ def evaluate(
         site: use this site's own model everywhere.
 
     Returns:
-        One dictionary per case, label and score, with the keys site, case, label, metric, value and model.
+        One dictionary per case, label and score, with the keys site, case, label, metric, value, model, and seen:
+        whether the model was trained on the case or chosen by it, as far as its run tells.
 
     >>> from consilium import evaluate, load_study, run
     >>> rows = evaluate(run(load_study("study.toml"), workers=0).folder, split="test")
     >>> sorted(rows[0])
-    ['case', 'label', 'metric', 'model', 'site', 'value']
+    ['case', 'label', 'metric', 'model', 'seen', 'site', 'value']
     """
     return (run if isinstance(run, FinishedRun) else open_run(run)).evaluate(federation, split, site)

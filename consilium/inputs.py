@@ -51,12 +51,12 @@ def place_of(study: Study, runs: Path, again: bool = False) -> RunPlace:
         return RunPlace(fresh)
     now = current_inputs(study)
     for path in reversed(made):
-        if not differences(path, _as_told(now, study, path)):
+        if not differences(path, as_told(now, study, path)):
             return RunPlace(path)
-    return RunPlace(fresh, tuple(differences(made[-1], _as_told(now, study, made[-1]))), made[-1])
+    return RunPlace(fresh, tuple(differences(made[-1], as_told(now, study, made[-1]))), made[-1])
 
 
-def _as_told(now: Mapping[str, Any], study: Study, run: Path) -> dict[str, Any]:
+def as_told(now: Mapping[str, Any], study: Study, run: Path) -> dict[str, Any]:
     """The inputs as a run notes them: a site that goes by a hospital's rules tells its hashes under an alias."""
     sites = {}
     for name, facts in now["sites"].items():

@@ -123,6 +123,7 @@ class Method(ABC):
     paper: ClassVar[str]
     headline: ClassVar[str]  # the model the method is about: "global", "personal", "super", "local", "pooled"
     deployable: ClassVar[bool] = True  # False: simulation only
+    alone: ClassVar[bool] = False  # True: a site's model has seen the cases of this site only
     pooled: ClassVar[bool] = False  # True: trains on one virtual site that holds all cases
     unlabelled: ClassVar[bool] = False  # True: also learns from cases without a mask, by labels it makes itself
     private: ClassVar[bool] = False  # True: the site uses its training cases in `fit` only, so DP-SGD covers them

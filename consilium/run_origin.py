@@ -56,9 +56,9 @@ class Origin:
         return read_profile(read_json(self.path).get("distribution")) if self.path.exists() else None
 
     def tables(self) -> dict[SiteName, str]:
-        """Of the sites that train: the digests of their tables at the start of the run."""
-        facts = read_json(self.path) if self.path.exists() else {}
-        return {name: str(facts["sites"].get(name, {}).get("table", "")) for name in facts.get("members", {})}
+        """Of the sites that took part: the digests of their tables as they told them; "" where one did not."""
+        sites, out = read_json(self.path)["sites"] if self.path.exists() else {}, self.left_out()
+        return {name: str(facts.get("table", "")) for name, facts in sites.items() if name not in out}
 
     def left_out(self) -> dict[SiteName, str]:
         """The sites that could not take part at the start of the run, with the reasons."""

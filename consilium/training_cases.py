@@ -1,28 +1,27 @@
-"""Which of some cases a model was trained on, or chosen by, as far as its own federation tells."""
+"""Which of some cases a model was trained on, or chosen by, as far as its run and its own federation tell."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from consilium.data.cache import table_hash
-from consilium.data.same_files import same_files
+from consilium.data.cache import image_contents, table_hash
 from consilium.data.site_folder import Federation, read_federation
 from consilium.errors import DataError
+from consilium.inputs import as_told
+from consilium.run_origin import Origin
 from consilium.study import Study
 from consilium.weights import SiteName
-from consilium.wording import counted
-
-ALONE = ("local", "separate", "solo")  # methods whose model of a site has seen this site's cases only
+from consilium.wording import are, counted, listed
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Cases, as "site/case", that a model has seen, and sites of which this is no longer known."""
+    """Cases, as "site/case", that a model has seen, and sites of which this can no longer be told."""
 
     cases: tuple[str, ...] = ()
-    changed: tuple[SiteName, ...] = ()  # their tables are others than when the training began
+    changed: tuple[SiteName, ...] = ()  # their tables are others than in the training
 
     def warning(self, scored: int) -> str:
         parts = []
@@ -33,35 +32,41 @@ class Seen:
                 "their scores are too good."
             )
         if self.changed:
-            sites = ", ".join(self.changed)
-            parts.append(f"cases or splits of {sites} have changed since the training: the model may know more cases.")
+            tables = "table" if len(self.changed) == 1 else "tables"
+            parts.append(
+                f"The {tables} of {listed(self.changed)} {are(len(self.changed))} not as in the training, so it cannot "
+                "be told which cases the model has seen there."
+            )
         return " ".join(parts)
 
 
 def seen_cases(
-    study: Study,
-    of: SiteName,
-    tables: Mapping[SiteName, str],
-    asked: Federation,
-    splits: Collection[str],
-    scored: Collection[str],
+    study: Study, run: Path, of: SiteName, asked: Federation, splits: Collection[str], scored: Collection[str]
 ) -> Seen:
     """What a model has seen of the scored cases; nothing is known where its own federation is not at hand.
 
+    Cases are told by what their image files hold, whatever their names.
+
     Args:
+        run: the run folder; a package says nothing of its cases.
         of: the site whose model it is; "" of a common model.
-        tables: of the sites that trained: the digests of their tables then; "" where it is not known.
         scored: "site/case" of the cases in question.
     """
-    own = study.data.federation
-    if not own or not Path(own).is_dir():  # a package names none
+    tables, own = Origin(run).tables(), study.data.federation
+    if not tables or not own or not Path(own).is_dir():
         return Seen()
     try:
-        before = read_federation(Path(own))
+        before = read_federation(Path(own)).sites
     except DataError:
         return Seen()
-    trained = [of] if of in tables and study.method_name in ALONE else list(tables)
-    sites = {name: before.sites[name] for name in trained if name in before.sites}
-    known = same_files(asked.sites.values(), splits, sites.values(), ("train", "valid"))
-    changed = (name for name in trained if name not in sites or tables[name] not in ("", table_hash(sites[name].cases)))
-    return Seen(tuple(name for name in known if name in scored), tuple(changed))
+    trained = [of] if of and study.method.alone else [name for name in tables if name not in study.plan.leave_out]
+    told = as_told({"sites": {name: {"table": table_hash(site.cases)} for name, site in before.items()}}, study, run)
+    same = [name for name in trained if name in before and tables[name] in ("", told["sites"][name]["table"])]
+    known = {content for name in same for content in image_contents(before[name], ("train", "valid")).values()}
+    seen = (
+        f"{site.name}/{case}"
+        for site in asked.sites.values()
+        for case, content in image_contents(site, splits).items()
+        if content in known
+    )
+    return Seen(tuple(name for name in seen if name in scored), tuple(name for name in trained if name not in same))

@@ -160,7 +160,7 @@ def evaluate(
         from consilium.test_time import Mirrored
 
         predictor = Mirrored(opened.study.task.on("cpu"), predictor)
-    found = evaluate_on(opened.study, predictor, federation, split, opened.tables)
+    found = evaluate_on(opened.study, predictor, federation, split, opened.path)
     if found.warning:
         typer.echo(f"note: {found.warning}", err=True)
     if as_json:

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from consilium.data.cache_pieces import Progress, pieces_of
 from consilium.data.cache_place import cache_root
-from consilium.data.file_hashes import FileHashes, sealed, short_digest, unsealed
+from consilium.data.file_hashes import UNREADABLE, FileHashes, sealed, short_digest, unsealed
 from consilium.data.preprocess import Preprocess, fingerprint
 from consilium.data.site_arrays import SiteArrays
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
@@ -85,6 +85,15 @@ def case_facts(
     return {"labels": list(labels), "cases": len(site.cases), "table": table_hash(site.cases), "arrays": arrays}
 
 
+def image_contents(site: SiteFolder, splits: Collection[str], cache: Path | None = None) -> dict[str, str]:
+    """By case: what its image file holds, as a hash; without the files that cannot be read."""
+    with _usable(cache_root() if cache is None else Path(cache)) as root:
+        hashes = _file_hashes(site, root)
+        found = {case.name: hashes.of(case.image) for case in site.cases if case.split in splits}
+        hashes.save(whole=False)
+    return {name: content for name, content in found.items() if content != UNREADABLE}
+
+
 def table_hash(cases: Sequence[Case]) -> str:
     """Of the names, patients and splits of a site's cases, in their order."""
     table = "\n".join(f"{case.name},{case.patient},{case.split}" for case in cases)
@@ -92,12 +101,12 @@ def table_hash(cases: Sequence[Case]) -> str:
 
 
 @contextmanager
-def _usable(root: Path) -> Iterator[None]:
+def _usable(root: Path) -> Iterator[Path]:
     """The cache's folders, made if needed; what the disk refuses is said in words."""
     try:
         for place in ("files", "arrays"):
             make_folder(root / place, private=True)  # they are patients' images
-        yield
+        yield root
     except OSError as error:
         remedy = "free space there, or set CONSILIUM_CACHE to another folder"
         raise WorkError(f"the cache {root} cannot be used ({error}); {remedy}.") from error
@@ -119,8 +128,12 @@ def _shown(federation: Federation, annotated: tuple[str, ...]) -> NDArray[np.uin
     return table
 
 
+def _file_hashes(site: SiteFolder, root: Path) -> FileHashes:
+    return FileHashes(root / "files" / f"{site.name}-{short_digest(os.path.realpath(site.folder))}.json", site.folder)
+
+
 def _key(federation: Federation, site: SiteFolder, how: Preprocess, root: Path, workers: int = 1) -> str:
-    hashes = FileHashes(root / "files" / f"{site.name}-{short_digest(os.path.realpath(site.folder))}.json", site.folder)
+    hashes = _file_hashes(site, root)
 
     def content(case: Case) -> tuple[str, str | None]:
         return hashes.of(case.image), hashes.of(case.label) if isinstance(case.label, Path) else case.label

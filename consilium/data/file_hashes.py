@@ -16,6 +16,8 @@ from consilium.data.formats import ImageError, stack_of
 from consilium.data.images import files_of
 from consilium.files import write_bytes
 
+UNREADABLE = "unreadable"
+
 
 class FileHashes:
     """The content hash of files, read again only when size or times changed."""
@@ -47,7 +49,7 @@ class FileHashes:
             before = self.known.get(name, [])
             digest = str(before[-1]) if before[:-1] == stamp else file_hash(path)
         except (ImageError, OSError):
-            return "unreadable"  # building says why, in words
+            return UNREADABLE  # building says why, in words
         if max(s.st_mtime_ns for s in stats) < time.time_ns() - SETTLED:
             self.fresh[name] = [*stamp, digest]
         return digest

@@ -24,6 +24,7 @@ class LocalTraining(Method):
     paper: ClassVar[str] = "the lower bound of every table"
     private: ClassVar[bool] = True
     headline: ClassVar[str] = "local"
+    alone: ClassVar[bool] = True
 
     @message
     class Server:

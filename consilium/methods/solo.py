@@ -26,6 +26,7 @@ class Solo(Method):
     paper: ClassVar[str] = "Jiang et al., UFPS (Patterns 2024), where it is the bound of partial labels"
     private: ClassVar[bool] = True
     headline: ClassVar[str] = "solo"
+    alone: ClassVar[bool] = True
     prediction: ClassVar[str] = "one per site"
 
     @message

@@ -21,6 +21,7 @@ from consilium.scores.statistics import interval
 from consilium.task import CaseScore
 from consilium.test_time import Mirrored
 from tests.cli.terminal import call, refused
+from tests.toy import toy_study
 
 Finished = Callable[[str], Path]
 SEEN = (("bea", 0.2), ("cid", 0.4))  # sites, and the Dice of their only case
@@ -85,9 +86,37 @@ def test_a_site_whose_table_has_changed_since_is_named(finished: Finished, feder
     run = shutil.copytree(finished("fedavg"), tmp_path / "run")
     text = (run / "study.toml").read_text()
     (run / "study.toml").write_text(text.replace(str(federation), str(moved)))
-    done = call("evaluate", run, moved, "--json")
-    assert done.document["changed_since_training"] == ["bea"]
-    assert "cases or splits of bea have changed since the training" in done.err
+    for split in ("train", "test"):
+        done = call("evaluate", run, moved, "--split", split, "--json")
+        assert done.document["changed_since_training"] == ["bea"]
+        assert not any(name.startswith("bea/") for name in done.document["seen_in_training"])
+        assert "table of bea is not as in the training" in done.err
+
+
+def test_pooled_training_has_seen_the_cases_of_all_sites(finished: Finished, federation: Path) -> None:
+    done = call("evaluate", finished("pooled"), federation, "--split", "train", "--json")
+    assert {name.partition("/")[0] for name in done.document["seen_in_training"]} == {"ada", "bea", "cid"}
+    assert len(done.document["seen_in_training"]) == len({(r["site"], r["case"]) for r in done.document["cases"]})
+    tests = call("evaluate", finished("pooled"), federation, "--json")
+    assert (tests.document["seen_in_training"], tests.err) == ([], "")
+
+
+def test_a_site_under_rules_tells_its_table_by_another_name(federation: Path, tmp_path: Path) -> None:
+    """It is not called another table."""
+    (tmp_path / "hospital.toml").write_text('site = "bea"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n')
+    study = tmp_path / "study.toml"
+    study.write_text(toy_study(federation, "fedavg", study__rounds=1).to_toml())
+    rules = ("--policy", tmp_path / "hospital.toml")
+    run = call("run", study, "--workers", 0, "--runs", tmp_path / "runs", *rules, "--json").document["run"]
+    done = call("evaluate", run, federation, "--split", "train", "--json")
+    assert done.document["changed_since_training"] == []
+    assert any(name.startswith("bea/") for name in done.document["seen_in_training"])
+
+
+def test_rows_in_python_say_what_the_model_has_seen(finished: Finished, federation: Path) -> None:
+    run = open_run(finished("fedavg"))
+    assert {row["seen"] for row in run.evaluate(split="test")} == {False}
+    assert {row["seen"] for row in run.evaluate(federation, split="train")} == {True}
 
 
 def test_new_cases_are_scored_with_intervals_and_a_page(finished: Finished, federation: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_volume_is_told_by_the_model_of_most_of_its_slices(
     predictor = BySlice(made)
     assert {case.model for case in scored_cases(made, predictor, volumes, "test")} == {"global"}
     monkeypatch.setattr(FinishedRun, "predictor", lambda self, site=None: predictor)
-    monkeypatch.setattr(FinishedRun, "trained_on", None)  # there is no run folder
+    monkeypatch.setattr(FinishedRun, "_trained_on", None)  # there is no run folder
     image = next(iter(sorted((volumes / "msd" / "images").iterdir())))
     assert FinishedRun(tmp_path, made).predict(image).model == "global"
 
