@@ -16,7 +16,7 @@ from consilium.reports.embedding import EmbeddedImage, embedded
 from consilium.reports.reading import lower_is_better
 from consilium.reports.rendering import write_html
 from consilium.reports.style import FAINT, PALETTE, sheet
-from consilium.reports.tables import TextCell, called, rich_table
+from consilium.reports.tables import TextCell, called, rich_table, to_fit
 from consilium.scores.classes import ClassReport
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def show_evaluation(found: Evaluation) -> None:
 
     console = Console()
     width = console.width if console.is_terminal else max(console.width, 160)
-    tables = [("Scores, with 95 % intervals over cases", grid) for grid in score_grids(found)]
+    scores = (to_fit(grid, width, gap=3) for grid in score_grids(found))
+    tables = [("Scores, with 95 % intervals over cases", grid) for grid in scores]
     tables += [(title, grid) for title, grid in class_grids(found)]
     for title, grid in tables:
         Console(width=width).print(rich_table(title, grid))

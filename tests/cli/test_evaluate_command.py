@@ -15,7 +15,7 @@ from PIL import Image
 from consilium.data.phantoms import write_phantom
 from consilium.evaluation import Evaluation, ScoredCase, averaged
 from consilium.finished_run import open_run
-from consilium.reports.evaluation_page import score_grids
+from consilium.reports.evaluation_page import score_grids, show_evaluation
 from consilium.scores.classes import class_report
 from consilium.scores.statistics import interval
 from consilium.task import CaseScore
@@ -147,6 +147,17 @@ def test_one_case_has_no_interval() -> None:
     assert [cell.text for cell in grid[1]][2:4] == ["0.2000", "0.4000"]
     assert dice.to_json()["sites"]["bea"]["low"] is None
     assert dice.site_mean.low is not None and dice.site_mean.low < 0.3
+
+
+def test_many_sites_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twelve columns with intervals do not fit into 160; broken numbers would be other numbers."""
+    names = [f"site{i:02d}" for i in range(1, 13)]
+    cases = [ScoredCase(name, f"{i}", "global", (CaseScore("blob", "dice", i / 8),)) for name in names for i in (1, 6)]
+    show_evaluation(Evaluation("new", "test", tuple(cases), tuple(averaged(cases)), {}))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row and row[0] in names] == [
+        [name, "0.4375", "(0.125", "–", "0.750)"] for name in names
+    ]
 
 
 def test_all_cases_of_one_site_have_one_interval_of_accuracy() -> None:
