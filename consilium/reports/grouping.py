@@ -73,7 +73,7 @@ def once(runs: Iterable[RunView]) -> list[RunView]:
 
 
 def repeated(runs: Iterable[RunView]) -> dict[Path, RunView]:
-    """Finished runs that are another one again, and that one: the same study, seed, cases and scores.
+    """Finished runs that are another one again, and that one: the same study, seed and scores.
 
     Such a run, in a copy or under another name, is no second seed.
     """
@@ -82,8 +82,7 @@ def repeated(runs: Iterable[RunView]) -> dict[Path, RunView]:
     for run in once(runs):
         if run.summary is None:
             continue
-        tables = {site: facts.get("table") for site, facts in run.origin.get("sites", {}).items()}
-        outcome = json.dumps([tables, run.summary.get("best"), run.summary.get("last")], sort_keys=True)
+        outcome = json.dumps([run.summary.get("best"), run.summary.get("last")], sort_keys=True)
         kept = found.setdefault(_alike(run, ("study.name",)) + outcome, run)
         if kept is not run:
             again[run.folder] = kept

@@ -78,6 +78,10 @@ class RunView:
             return "bound"
         return "local" if self.method in _LOCAL else "federated"
 
+    def rehearsed(self, site: str) -> bool:
+        """Whether the site went by a hospital's rules, in a simulation (`consilium.rehearsal`)."""
+        return (self.folder / "sites" / site / "hospital.toml").exists()
+
     @property
     def optimizer_state(self) -> str:
         """What becomes of the optimiser's state between rounds: "kept" or "fresh"; empty if the study does not say."""

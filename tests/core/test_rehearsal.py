@@ -13,6 +13,8 @@ from consilium.cli.main import main
 from consilium.errors import StudyError
 from consilium.left_log import left
 from consilium.rehearsal import objections, put_rules, read_rules, runs_under
+from consilium.reports.comparing import compare
+from consilium.reports.reading import read_run
 from consilium.run_folder import RunFolder
 from consilium.study import Study
 from tests.cli.terminal import Outcome, call, refused
@@ -195,3 +197,14 @@ def test_a_guest_is_asked_for_no_rounds(federation: Path, tmp_path: Path) -> Non
         said = list(objections(read_rules([rules], study), study))
         assert [any(f" {word}, hospital.toml" in line for line in said) for word in words] == [True] * len(words)
         assert len(said) == len(words)
+
+
+def test_rehearsals_are_compared_with_each_other_and_with_plain_runs(federation: Path, tmp_path: Path) -> None:
+    """A hospital's name of its table changes with the seed; its cases do not."""
+    rules, runs = hospital(tmp_path), tmp_path / "runs"
+    found = [rehearse(toy_study(federation, study__seed=seed), rules, runs).path for seed in (0, 1)]
+    plain = RunFolder.create(toy_study(federation, study__seed=0), runs)
+    simulation.go_on(plain, workers=0)
+    both = compare([read_run(path) for path in found])
+    assert (both.unlike, [line.count for line in both.lines]) == ((), [2])
+    assert [again for again, _ in compare([read_run(path) for path in (*found, plain.path)]).repeated]
