@@ -13,13 +13,11 @@ from typing import Any
 from consilium.errors import RunError
 from consilium.reports.grouping import Group, groups, once, repeated
 from consilium.reports.reading import Headline, RunView
-from consilium.reports.tables import _ORDER, POOLED, SITE_MEAN, Cell, Column, Comparison, LineKind, TableLine
+from consilium.reports.tables import _ORDER, POOLED, SITE_MEAN, Cell, Column, Comparison, LineKind, TableLine, in_order
 from consilium.run_lock import way_on
 from consilium.scores.means import ByCase, ScoreEntry, summarise
 from consilium.scores.statistics import interval, paired
 from consilium.scores.views import by_case, matrix
-
-MANY = 8  # sites beyond which their columns stand behind the means, which a page or a terminal shows first
 
 
 def compare(runs: Sequence[RunView]) -> Comparison:
@@ -196,9 +194,8 @@ def _columns(runs: Sequence[RunView]) -> tuple[Column, ...]:
         headline = run.summary["headline"] if run.summary else {}
         inside |= dict.fromkeys(headline.get("sites", {}))
         outside |= dict.fromkeys(headline.get("outside", {}))
-    sites, means = [Column("site", site) for site in inside], (SITE_MEAN, POOLED)
-    first = (*sites, *means) if len(sites) <= MANY else (*means, *sites)
-    return (*first, *(Column("outside", site) for site in outside))
+    sites = [Column("site", site) for site in inside]
+    return (*in_order(sites, (SITE_MEAN, POOLED)), *(Column("outside", site) for site in outside))
 
 
 def _common_score(runs: Sequence[RunView]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from consilium.reports.embedding import EmbeddedImage, embedded
 from consilium.reports.reading import lower_is_better
 from consilium.reports.rendering import write_html
 from consilium.reports.style import FAINT, PALETTE, sheet
-from consilium.reports.tables import TextCell, called, rich_table, to_fit
+from consilium.reports.tables import TextCell, called, in_order, rich_table, to_fit
 from consilium.scores.classes import ClassReport
 
 if TYPE_CHECKING:
@@ -40,20 +40,21 @@ def show_evaluation(found: Evaluation) -> None:
 
 
 def score_grids(found: Evaluation) -> Iterator[list[list[TextCell]]]:
-    """Scores as lines, sites as columns; of many scores one table."""
+    """Scores as lines, sites as columns, of many sites behind the means; of many scores one table."""
     sites = list(dict.fromkeys(site for score in found.scores for site in score.sites))
-    head = ["score", "label", *sites, "site mean", "pooled cases"]
-    rows = [
-        [
-            called(s.metric),
-            s.label,
-            *(_text(s.sites.get(site)) for site in sites),
-            _text(s.site_mean),
-            _number(s.pooled),
-        ]
+
+    def row(first: list[str], by_site: list[str], means: list[str]) -> list[TextCell]:
+        return [TextCell(text) for text in (*first, *in_order(by_site, means))]
+
+    scores = (
+        row(
+            [called(s.metric), s.label],
+            [_text(s.sites.get(site)) for site in sites],
+            [_text(s.site_mean), _number(s.pooled)],
+        )
         for s in _ordered(found.scores)
-    ]
-    yield [[TextCell(text) for text in row] for row in (head, *rows)]
+    )
+    yield [row(["score", "label"], sites, ["site mean", "pooled cases"]), *scores]
 
 
 def class_grids(found: Evaluation) -> Iterator[tuple[str, list[list[TextCell]]]]:

@@ -24,6 +24,7 @@ NAMES = {
 }  # fmt: skip
 
 _APART = ("study.seed", "study.name")  # runs that differ only in these are repeats of one another
+_FOLLOWS = ("study.score_every",)  # chosen to suit other settings, which tell runs apart better
 _EMPTY: tuple[object, ...] = ({}, [], "")  # settings that are not there: "away {}" says nothing
 _ORDER: dict[str, int] = {"bound": 0, "local": 1, "federated": 2}
 
@@ -103,6 +104,7 @@ def _names(groups: Sequence[Sequence[RunView]]) -> list[str]:
         mine = settings(run)
         differ = [key for key in mine if key not in _APART and any(other.get(key) != mine[key] for other in same)]
         keys = [key for key in differ if not key.startswith("facts.")]  # they follow from the federation
+        keys = [key for key in keys if key not in _FOLLOWS] or keys
         details = ", ".join(f"{key.partition('.')[2]} {_short(mine[key])}" for key in keys if mine[key] not in _EMPTY)
         name = NAMES.get(run.method, run.method)
         if len(keys) > 3:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _ORDER: dict[str, int] = {"bound": 0, "elsewhere": 1, "local": 2, "part": 3, "federated": 3}
 WIDE = 118  # columns of a terminal that holds six sites with intervals
+MANY = 8  # sites beyond which the means stand before them
 _DIGITS = 4  # as in the papers; ties are ties of what is printed
 
 LineKind = Literal["bound", "elsewhere", "local", "part", "federated"]
@@ -255,6 +256,11 @@ def markdown_table(grid: Sequence[Sequence[TextCell]]) -> str:
 
 
 Grid = Sequence[Sequence[TextCell]]  # heads first
+
+
+def in_order(sites: Sequence[Any], means: Sequence[Any]) -> tuple[Any, ...]:
+    """Columns of sites and of means over them; of many sites the means stand first, where a page begins."""
+    return (*sites, *means) if len(sites) <= MANY else (*means, *sites)
 
 
 def to_fit(grid: Grid, width: int, gap: int) -> Grid:

@@ -155,6 +155,9 @@ def test_many_sites_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
     cases = [ScoredCase(name, f"{i}", "global", (CaseScore("blob", "dice", i / 8),)) for name in names for i in (1, 6)]
     show_evaluation(Evaluation("new", "test", tuple(cases), tuple(averaged(cases)), {}))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert next(i for i, row in enumerate(rows) if row[:2] == ["site", "mean"]) < rows.index(
+        next(row for row in rows if row and row[0] == "site01")
+    )
     assert [row for row in rows if row and row[0] in names] == [
         [name, "0.4375", "(0.125", "–", "0.750)"] for name in names
     ]

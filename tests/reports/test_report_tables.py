@@ -349,3 +349,12 @@ def test_an_unfinished_run_does_not_take_the_place_of_its_seed(run_folder: Calla
     (stopped / "summary.json").unlink()
     (line,) = compare([read_run(run) for run in (stopped, *runs)]).lines
     assert (line.name, line.count) == ("FedAvg", 2)
+
+
+def test_how_often_was_scored_is_no_name_where_something_else_differs(run_folder: Callable[..., Path]) -> None:
+    runs = [run_folder("fedavg", sites=SMALL, settings={"shares": shares}) for shares in ("cases", "uniform")]
+    for run, every in zip(runs, (2, 4)):
+        text = (run / "study.toml").read_text()
+        (run / "study.toml").write_text(text.replace("seed = 0\n", f"seed = 0\nscore_every = {every}\n"))
+    lines = compare([read_run(run) for run in runs]).lines
+    assert [line.name for line in lines] == ["FedAvg (shares cases)", "FedAvg (shares uniform)"]
