@@ -20,6 +20,7 @@ from tests.watching.test_server import Pictured, serving
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --virtual-time-budget=8000"""
+EMPTY = {"title": "t", "lead": "l", "warning": "", "grids": [], "strip": None, "class_grids": [], "worst": []}  # a page
 
 
 def rendered(url: str, profile: Path, *flags: str) -> str:
@@ -133,8 +134,7 @@ def test_tables_of_a_report_sort_and_figures_open_large(tmp_path: Path) -> None:
         [cell("ulm"), cell("1,200"), cell("0.95 ± 0.01")],
     ]
     figure = EmbeddedImage("data:image/svg+xml;base64,PHN2Zy8+", "nothing to see", 100)
-    content = {"title": "t", "lead": "l", "grids": [("", grid)], "strip": figure, "class_grids": [], "worst": []}
-    write_html("evaluation.html", content, tmp_path / "p.html", DataError)
+    write_html("evaluation.html", {**EMPTY, "grids": [("", grid)], "strip": figure}, tmp_path / "p.html", DataError)
     page = (tmp_path / "p.html").read_text(encoding="utf-8")
     (tmp_path / "hostile.html").write_text(page.replace("</body>", f"{SORTED}</body>"), encoding="utf-8")
     assert "<title>t</title>" in rendered(f"file://{tmp_path}/hostile.html", tmp_path / "one")
@@ -146,8 +146,7 @@ def test_tables_of_a_report_sort_and_figures_open_large(tmp_path: Path) -> None:
 
 def test_a_page_is_as_wide_as_the_window_allows_with_and_without_contents(tmp_path: Path) -> None:
     measure = "<script>document.title = document.querySelector('main').offsetWidth;</script></body>"
-    content = {"title": "t", "lead": "l", "grids": [], "strip": None, "class_grids": [], "worst": []}
-    write_html("evaluation.html", content, tmp_path / "p.html", DataError)
+    write_html("evaluation.html", EMPTY, tmp_path / "p.html", DataError)
     page = (tmp_path / "p.html").read_text(encoding="utf-8")
     page = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", page).replace("</body>", measure)
     nav = '<nav aria-label="Contents"><ul><li>one</li></ul></nav>'
