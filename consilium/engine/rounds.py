@@ -60,6 +60,10 @@ def send(
     return PendingOrders(head, asked, sizes, active.wire.train(packets, head))
 
 
+_DIVERGED = (
+    ", but a resumed run would get the same answers. A loss or weights out of range mean that the training diverged: "
+    "give it a smaller learning rate."
+)
 Came = dict[SiteName, tuple[Reply, Any | None, str]]  # a site's reply, its message, or the reason why there is none
 
 
@@ -104,10 +108,14 @@ def collect(
         events.append(("train", {**facts, **work, **seconds, **cost, **_told(verdict, "odd")}))
     if len(replies) < max(1, active.study.plan.min_sites):
         active.folder.journal.notes(events)
+        kinds = {kind for kind, _ in events}
+        rejected = "refused" in kinds and not kinds & {"lost", "rejoined"}
+        answers = f"{len(replies)} of {len(sent.sizes)} {'answers could be used' if rejected else 'sites answered'}"
+        reason = f" (the last reason: {lost})" if lost else ""
+        remedy = _DIVERGED if rejected else f"; when the sites are back, `consilium resume {active.folder.path}`."
         raise WorkError(
-            f"{called(phase, round)}: {len(replies)} of {len(sent.sizes)} sites answered, but min_sites is "
-            f"{active.study.plan.min_sites}{f' (the last reason: {lost})' if lost else ''}. Everything before it is "
-            f"saved; when the sites are back, `consilium resume {active.folder.path}`."
+            f"{called(phase, round)}: {answers}, but min_sites is {active.study.plan.min_sites}{reason}. Everything "
+            f"before it is saved{remedy}"
         )
     return RoundReplies(replies, history, events, forgot)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from consilium.contract import Interrupted, crash_after
 from consilium.errors import RunError, StudyError, WorkError
 from consilium.messages import Envelope, Reply
 from consilium.run_folder import RunFolder
+from consilium.tree import flatten
 from tests.core.counting import SITES, Counting, Desk, counting_study, go
 from tests.toy import toy_study
 
@@ -160,6 +162,18 @@ def test_no_answer_at_all_is_an_error(federation: Path, tmp_path: Path) -> None:
     desk = Desk(SITES, reply=lost(dict.fromkeys(SITES, (1,))))
     with pytest.raises(WorkError, match="round 1: 0 of 3 sites answered"):
         go(counting_study(federation), desk, tmp_path)
+
+
+def test_a_training_that_diverges_is_not_told_to_wait_for_sites(federation: Path, tmp_path: Path) -> None:
+    """The sites are there; the same study would come to the same answers."""
+
+    def diverged(site: str, head: Envelope, reply: Reply) -> Reply:
+        return replace(reply, packet=flatten(Counting.Uplink(math.nan, 1.0))) if head.round.number == 2 else reply
+
+    with pytest.raises(WorkError, match="round 2: 0 of 3 answers could be used, but min_sites is 1") as caught:
+        go(counting_study(federation), Desk(SITES, reply=diverged), tmp_path)
+    assert "Everything before it is saved, but a resumed run would get the same answers" in str(caught.value)
+    assert "smaller learning rate" in str(caught.value) and "sites are back" not in str(caught.value)
 
 
 def test_replies_that_come_backwards_change_nothing(federation: Path, tmp_path: Path) -> None:
