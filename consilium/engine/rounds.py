@@ -80,7 +80,7 @@ def collect(
     verdicts, history = judged(firewall, history, by_name, active.roster, phase.name, steady)
     replies: dict[SiteName, Any] = {}
     forgot: list[SiteName] = []
-    lost = ""
+    lost, gone = "", 0
     for name, (reply, uplink, lost_here) in sorted(came.items()):
         facts = {**place, "site": name}
         active.memory_mb[name] = reply.memory_mb
@@ -89,6 +89,7 @@ def collect(
         odd = verdict.why if verdict and refusing else ""
         if uplink is None or odd:
             lost = odd or lost_here
+            gone += reply.packet is None and reply.error != "infinite"
             if reply.error == "memory" and active.study.plan.rejoin:
                 forgot.append(name)
                 events.append(("rejoined", {**facts, "why": lost}))
@@ -108,8 +109,7 @@ def collect(
         events.append(("train", {**facts, **work, **seconds, **cost, **_told(verdict, "odd")}))
     if len(replies) < max(1, active.study.plan.min_sites):
         active.folder.journal.notes(events)
-        kinds = {kind for kind, _ in events}
-        rejected = "refused" in kinds and not kinds & {"lost", "rejoined"}
+        rejected = lost and not gone
         answers = f"{len(replies)} of {len(sent.sizes)} {'answers could be used' if rejected else 'sites answered'}"
         reason = f" (the last reason: {lost})" if lost else ""
         remedy = _DIVERGED if rejected else f"; when the sites are back, `consilium resume {active.folder.path}`."
