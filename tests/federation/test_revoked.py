@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,10 +81,12 @@ def test_an_administrator_who_watches_sees_everything_and_changes_nothing(
     with open_admin(add_kit(file, "eva", "submit", kits)) as eva:
         job = eva.follow(eva.submit(study))
         assert eva.outcome(job)["state"] == "finished"
+        stopped = eva.submit(replace(study, plan=replace(study.plan, rounds=200)))
+        eva.stop(stopped)
     with open_admin(kit) as watcher:
         assert set(SITES) <= set(watcher.connected())
         assert job in {str(one["job_id"]) for one in watcher.jobs()}
         assert [event["event"] for event in watcher.journal(job)][-1] == "finish"
-        for attempt in (lambda: watcher.submit(study), lambda: watcher.stop(job), lambda: watcher.resume(job)):
+        for attempt in (lambda: watcher.submit(study), lambda: watcher.stop(job), lambda: watcher.resume(stopped)):
             with pytest.raises(RunError, match="for watching only"):
                 attempt()
