@@ -97,11 +97,22 @@ def _within(choice: SettingsChoice, state: str | None) -> SettingsChoice:
 
 def write_choices(suite: Suite, choices: Sequence[SettingsChoice], path: Path, failed: Collection[str] = ()) -> None:
     rows = [choice.to_json() for choice in choices if choice.tried]
-    facts: dict[str, Any] = {"suite": suite.name, "seed": suite.heading.chosen_on, "rule": RULE, "rows": rows}
+    facts: dict[str, Any] = {
+        "suite": suite.name,
+        "seed": suite.heading.chosen_on,
+        "rule": RULE,
+        "rows": rows,
+        "failed": sorted(failed),
+    }
     if STATE in names(suite.choose):
         levels = {state: level for state, (_, level) in state_levels(choices, failed).items()}
         facts["for_all"] = {"setting": STATE, "rule": FOR_ALL, "valid_site_mean": levels}
     write_json(facts, path)
+
+
+def failed_before(path: Path) -> set[str]:
+    """The runs that had failed when the choices were last written."""
+    return set(read_json(path).get("failed", ())) if path.exists() else set()
 
 
 def _tried(suite: Suite, settings: Settings, folder: Path) -> Candidate:

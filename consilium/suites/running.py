@@ -22,7 +22,7 @@ from consilium.reports.costs import CostTable, cost_of
 from consilium.reports.reading import read_run
 from consilium.reports.style import to_bytes
 from consilium.suites.audits import AuditTable, audit_tables
-from consilium.suites.choosing import SettingsChoice, choose_all, write_choices
+from consilium.suites.choosing import SettingsChoice, choose_all, failed_before, write_choices
 from consilium.suites.drawing import federation, missing
 from consilium.suites.entries import RowRuns
 from consilium.suites.estimating import SuiteClock, called, estimate
@@ -147,8 +147,9 @@ def run_suite(
         for row in mine:
             for planned in trials(suite, row):
                 session.run(planned)
-        choices = choose_all(suite, rows(suite), runs, session.gone)
-        write_choices(suite, choices, home / "choices.json", session.gone)
+        gone = session.gone | (failed_before(home / "choices.json") - session.seen)  # of rows that `only` leaves out
+        choices = choose_all(suite, rows(suite), runs, gone)
+        write_choices(suite, choices, home / "choices.json", gone)
         if STATE in names(suite.choose) and any(choice.chosen is None for choice in choices):
             watcher.say(f"'{STATE}' is chosen for all methods at once: that waits until every method has been tried")
         for planned in _finals(suite, [c for c in choices if c.row in mine]):

@@ -203,6 +203,26 @@ def test_a_failed_candidate_is_not_chosen(tmp_path: Path, federation: Path, monk
     assert len(result.failed) == 1
 
 
+def test_a_row_with_a_failed_candidate_stays_while_others_are_run(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`only` tries the candidate of another method no more, and waits for it no more."""
+
+    def scores(study: Study) -> tuple[Scores, Scores]:
+        if study.local.lr == 0.1 and study.method_name == "fedavg":
+            raise WorkError("not finite.")
+        return flat(0.4), flat(0.4)
+
+    suite = write_suite(tmp_path, federation, 'methods = ["fedavg", "fedprox"]', '[choose]\n"local.lr" = [0.1, 0.01]')
+    runs = fake(monkeypatch, scores)
+    run_suite(suite, tmp_path / "runs")
+    before = len(runs.made)
+    result = run_suite(suite, tmp_path / "runs", only=["fedprox"])
+    assert [choice.chosen for choice in result.choices] == [{"local.lr": 0.01}, {"local.lr": 0.1}]
+    assert [line.name for line in result.tables[0].comparison.lines] == ["FedAvg", "FedProx"]
+    assert (result.failed, len(runs.made)) == ((), before)
+
+
 def test_the_numbers_of_the_table_by_hand(tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         ("fedavg", 0): {"ada": [0.5, 0.7], "bea": [0.8]},  # 0.6, 0.8: site mean 0.7, pooled 2.0 / 3
