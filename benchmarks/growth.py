@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from benchmarks.measuring import Clock, Measured, Peak, load
 from consilium import simulation
@@ -109,41 +110,70 @@ def more_sites(folder: Path, repeats: int) -> list[Measured]:
 
 
 def plain_loop(repeats: int) -> list[Measured]:
-    """What the same sites cost in a loop of twenty lines that checks, sends and stores nothing: no number to keep."""
+    """What the same sites cost in loops of twenty lines that check, send and store nothing: no number to keep."""
+    found = []
     with threads_of_torch(1):
-        _round_of_a_loop(SITES[0])  # not counted: torch's optimisers import its compiler
-        spent = {sites: median(_round_of_a_loop(sites) for _ in range(repeats)) for sites in SITES}
-    few = spent[SITES[0]]
-    return [
-        Measured(
-            "growth", f"a plain loop, {sites} sites: processor time of a round", each, "6 sites", few, "s", each / few,
-            float("inf"), facts={"load": load()},
-        )
-        for sites, each in spent.items()
-    ]  # fmt: skip
+        for name, loop in (("a plain loop", _round_of_a_loop), ("a loop with one optimiser", _round_of_a_lean_loop)):
+            loop(SITES[0])  # not counted: torch's optimisers import its compiler
+            spent = {sites: median(loop(sites) for _ in range(repeats)) for sites in SITES}
+            few = spent[SITES[0]]
+            found += [
+                Measured(
+                    "growth", f"{name}, {sites} sites: processor time of a round", each, "6 sites", few, "s",
+                    each / few, float("inf"), facts={"load": load()},
+                )
+                for sites, each in spent.items()
+            ]  # fmt: skip
+    return found
 
 
 def _round_of_a_loop(sites: int) -> float:
     """Load the weights, make an optimiser, step, add to the mean; data in memory."""
-    network = NestedUNet(2, 1, 1, WIDTHS, 0, "instance", 0.0).to(memory_format=torch.channels_last)
+    network, images, truth = _work()
     start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     mean = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
-    noise = torch.Generator().manual_seed(0)
-    images = torch.rand(CASES, 1, SIDE, SIDE, generator=noise)
-    truth = (torch.rand(CASES, 1, SIDE, SIDE, generator=noise) > 0.5).float()
     began = time.process_time()
     for own in torch.arange(CASES).chunk(sites):
         network.load_state_dict(start)
-        optimizer = torch.optim.Adam(network.parameters(), 1e-3, fused=True)
-        for batch in own.split(BATCH):
-            chance = network(images[batch].contiguous(memory_format=torch.channels_last)).sigmoid()
-            loss = 1 - 2 * (chance * truth[batch]).sum() / (chance + truth[batch]).sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        _steps(network, torch.optim.Adam(network.parameters(), 1e-3, fused=True), images, truth, own)
         for name, tensor in network.state_dict().items():
             mean[name].add_(tensor, alpha=1 / sites)
     return time.process_time() - began
+
+
+@torch.no_grad()
+def _round_of_a_lean_loop(sites: int) -> float:
+    """The same with one optimiser for all sites, whose state is set to zero, and all tensors copied by one call."""
+    network, images, truth = _work()
+    parameters = list(network.parameters())
+    optimizer = torch.optim.Adam(parameters, 1e-3, fused=True)
+    start = [parameter.clone() for parameter in parameters]
+    mean = [torch.zeros_like(parameter) for parameter in parameters]
+    began = time.process_time()
+    for own in torch.arange(CASES).chunk(sites):
+        torch._foreach_copy_(parameters, start)
+        for state in optimizer.state.values():
+            torch._foreach_zero_(list(state.values()))
+        _steps(network, optimizer, images, truth, own)
+        torch._foreach_add_(mean, parameters, alpha=1 / sites)
+    return time.process_time() - began
+
+
+def _work() -> tuple[NestedUNet, Tensor, Tensor]:
+    noise = torch.Generator().manual_seed(0)
+    images = torch.rand(CASES, 1, SIDE, SIDE, generator=noise)
+    truth = (torch.rand(CASES, 1, SIDE, SIDE, generator=noise) > 0.5).float()
+    return NestedUNet(2, 1, 1, WIDTHS, 0, "instance", 0.0).to(memory_format=torch.channels_last), images, truth
+
+
+@torch.enable_grad()
+def _steps(network: NestedUNet, optimizer: torch.optim.Optimizer, images: Tensor, truth: Tensor, own: Tensor) -> None:
+    for batch in own.split(BATCH):
+        chance = network(images[batch].contiguous(memory_format=torch.channels_last)).sigmoid()
+        loss = 1 - 2 * (chance * truth[batch]).sum() / (chance + truth[batch]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def _measured(folder: Path, sites: int, method: Mapping[str, Any], state: str) -> tuple[float, float, float]:
