@@ -97,6 +97,7 @@ class CPSPL(PseudoLabelled):
         return ready
 
     def averaged(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
+        assert server.second is not None
         seconds = {name: reply.second for name, reply in replies.items() if reply.second is not None}
         global_ = self.average(models_of(replies), server.n, server.global_)
         second = self.average(seconds, server.n, server.second) if seconds else server.second

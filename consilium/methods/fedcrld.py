@@ -163,7 +163,7 @@ class FedCRLD(WithShares, Method):
         return {name: getattr(self, name) * term for name, term in found.items() if getattr(self, name)}
 
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
-        average = self.average({name: reply.global_ for name, reply in replies.items()}, server.n)
+        average = self.average({name: reply.global_ for name, reply in replies.items()}, server.n, server.global_)
         personal, asked = dict(server.personal), dict(server.asked)
         if self.share_local_parts:
             encoder = server.global_.split(set(server.encoder).__contains__)[0] if self.cross_attention else Weights({})

@@ -221,7 +221,8 @@ class LateSelector(WithShares, Method):
     def merge(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         if round.phase == "models":
             personal = pulled({k: r.personal for k, r in replies.items()}, self.pull)  # type: ignore[misc]
-            global_ = self.average({k: r.global_ for k, r in replies.items()}, server.n)  # type: ignore[misc]
+            models: dict[SiteName, Any] = {name: reply.global_ for name, reply in replies.items()}
+            global_ = self.average(models, server.n, server.global_)
             return self._with(server, global_=global_, personal={**server.personal, **personal})
         holders = tuple(sorted({*server.holders, *(name for name, reply in replies.items() if reply.holds)}))
         if self.closed:

@@ -26,7 +26,7 @@ class WithAggregation:
         """What is averaged where no rule can replace the mean, with the remedy; empty: nothing."""
         return ""
 
-    def alike_average(self, models: Mapping[SiteName, Weights], start: Weights | None = None) -> Weights:
+    def alike_average(self, models: Mapping[SiteName, Weights], start: Weights) -> Weights:
         """One model from those of the sites that answered, all with the same share; `start` as below."""
         return self.aggregation.of(models, dict.fromkeys(models, 1.0), start)
 
@@ -44,12 +44,10 @@ class WithShares(WithAggregation):
         """The sites' shares, not normalised; `n` are their numbers of training cases."""
         return n if self.shares == "cases" else dict.fromkeys(n, 1)
 
-    def average(
-        self, models: Mapping[SiteName, Weights], n: Mapping[SiteName, int], start: Weights | None = None
-    ) -> Weights:
+    def average(self, models: Mapping[SiteName, Weights], n: Mapping[SiteName, int], start: Weights) -> Weights:
         """One model from those of the sites that answered: their mean by `shares`, or the rule `[study] aggregation`.
 
-        `start` is the model that all sites started from, if there is one.
+        `start` is the server's model before the round: rules measure the sites' updates from it.
         """
         return self.aggregation.of(models, self.shares_of(n), start)
 

@@ -194,7 +194,7 @@ class UFPS(PseudoLabelled):
 
     def averaged(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Server:
         models = models_of(replies)
-        global_ = self.average(models, server.n)
+        global_ = self.average(models, server.n, server.global_)
         if self.uncertainty.trusts(round):
             global_ = self._by_trust(server, replies, models, global_)
         masks = {name: reply.mask for name, reply in sorted(replies.items()) if reply.mask is not None}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ import torch
 from consilium.contract import run_in_process
 from consilium.errors import StudyError
 from consilium.learning.aggregation import RULES, Aggregation, nearest
+from consilium.methods import METHODS
 from consilium.methods.menu_net import MENUNet
 from consilium.methods.scaffold import Scaffold
 from consilium.methods.shares import with_aggregation
 from consilium.methods.ufps import UFPS
+from consilium.methods.ufps_modules import TeacherUncertainty
 from consilium.site import Round
 from consilium.weights import Weights, mean
 from tests.toy import toy_study
@@ -172,3 +176,32 @@ def test_unweighted_means_have_a_rule_too(name: str, federation: Path) -> None:
 def test_a_wrong_rule_is_refused(how: object, method: str, words: str, federation: Path) -> None:
     with pytest.raises(StudyError, match=words):
         toy_study(federation, method, study__aggregation=how)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ufps", "fedsm-extra", "fedsm-ensemble", "fedcrld"])
+def test_updates_are_measured_from_the_servers_model(name: str) -> None:
+    """From (5, 5), b comes to (6, 5) and c to (5, 6): while the trusted a is away, the model stays as it was. With a at
+    (5, 7) b, at a right angle to it, does not count and c comes to the same place."""
+    fields = {"uncertainty": TeacherUncertainty(parts="none")} if name == "ufps" else {}
+    method: Any = with_aggregation(name, METHODS[name](**fields), Aggregation("fltrust", trusted="a"))
+    start, n = model(5.0, 5.0), dict.fromkeys("abc", 1)
+    known: dict[str, Any] = {
+        "global_": start, "n": n, "personal": dict.fromkeys("abc", start), "selector": None, "routes": False,
+        "selector_state": None, "holders": (), "teachers": {}, "asked": {}, "encoder": (), "labels": {},
+    }  # fmt: skip
+
+    def made(kind: Any, values: dict[str, Any]) -> Any:
+        return kind(**{field.name: values[field.name] for field in fields_of(kind) if field.name in values})
+
+    def merged(**models: tuple[float, float]) -> list[float]:
+        sent = {"teacher": None, "selector": None, "selector_state": None, "holds": False, "loss": 0.0, "steps": 1}
+        replies = {
+            site: made(method.Uplink, {**sent, "global_": model(*values), "personal": model(*values)})
+            for site, values in models.items()
+        }
+        server = made(method.Server, {**known, "holders": dict.fromkeys("abc", ()) if name == "ufps" else ()})
+        values: list[float] = method.merge(server, replies, Round(3, "models", 0, 9)).global_["w"].tolist()
+        return values
+
+    assert merged(b=(6.0, 5.0), c=(5.0, 6.0)) == [5.0, 5.0]
+    assert merged(a=(5.0, 7.0), b=(6.0, 5.0), c=(5.0, 6.0)) == [5.0, 7.0]
