@@ -95,7 +95,7 @@ def apfl_round(
 ) -> APFLRound:
     """One local pass: every batch gives one step of w, one of v, and with `adaptive` one of α."""
     lr = learning_rate(site.local, round)
-    common, blend = GradientNetwork(site, shared, slot=0), GradientNetwork(site, shared, slot=1)
+    common, blend = GradientNetwork(site, shared, slot=0), GradientNetwork(site, own, slot=1)
     v = {name: nn.Parameter(torch.empty_like(part).copy_(own[name])) for name, part in common.parameters.items()}
     of_w, of_v = Stepper(site, common.parameters, round, states), Stepper(site, v, round, states, "own")
     total, cases, steps = 0.0, 0, 0
