@@ -77,9 +77,12 @@ class Averaged(Method):
             "Release",
             "paper",
             "deployable",
+            "alone",
             "pooled",
             "unlabelled",
+            "private",
             "optimizer_state",
+            "steady",
             "prediction",
             "differences",
         ):
@@ -118,11 +121,23 @@ class Averaged(Method):
     def phases(self, rounds: int) -> list[Phase]:
         return self.inner.phases(rounds)
 
+    def not_private(self) -> str:
+        return self.inner.not_private()
+
+    def passes(self, rounds: int, epochs: int) -> int:
+        return self.inner.passes(rounds, epochs)
+
+    def noised_statistics(self) -> int:
+        return self.inner.noised_statistics()
+
     def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
         return self.inner.check(task, roster, local)
 
     def remember(self, site: Site) -> Any:
         return self.inner.remember(site)
+
+    def started_from(self, server: Any, site: SiteCard, sent: Any) -> Mapping[str, Weights]:
+        return self.inner.started_from(server.now, site, sent)
 
     def trained_loss(self, site: Site, server: Any, memory: Any | None, round: Round) -> LossOfBatch:
         return self.inner.trained_loss(site, server.now, memory, round)

@@ -12,12 +12,16 @@ import torch
 from consilium import packet_files, simulation
 from consilium.contract import Interrupted, crash_after, run_in_process, state
 from consilium.errors import StudyError
+from consilium.method import Method
 from consilium.methods.averaged import Averaged, Release, check_averaging
 from consilium.methods.fedavg import FedAvg
 from consilium.methods.fedsm import FedSM
 from consilium.methods.fedsm_extra import FedSMExtra
+from consilium.methods.menu_net import MENUNet
+from consilium.methods.scaffold import Scaffold
 from consilium.run_folder import RunFolder
 from consilium.site import Round, SiteCard
+from consilium.validation import check_settings
 from consilium.weights import Weights
 from tests.learning.small import Line, line, value
 from tests.toy import toy_study
@@ -63,6 +67,32 @@ def test_methods_without_one_shared_model_are_refused() -> None:
     for method in (FedSM(), FedSMExtra()):
         with pytest.raises(StudyError, match="swa_from"):
             check_averaging(method)
+
+
+def test_all_else_is_the_methods_own() -> None:
+    """What the method says of itself, and every function but `keep`, which judges the mean."""
+    told = {name for name, kind in Method.__annotations__.items() if "ClassVar" in kind}
+    done = {name for name in vars(Method) if not name.startswith("_") and callable(getattr(Method, name))} - {"Memory"}
+    assert done - {"remembers"} - vars(Averaged).keys() == {"keep"}
+    for inner in (FedAvg(), Scaffold(), MENUNet()):
+        outer = Averaged(inner, Release(0.5, 1))
+        for name in told - {"Server"}:
+            assert getattr(outer, name) == getattr(inner, name), name
+        assert outer.not_private() == inner.not_private()
+
+
+def test_updates_are_measured_as_without_averaging(federation: Path) -> None:
+    study = toy_study(federation, "menu-net", release__swa_from=0.5)
+    method: Any = study.method
+    roster = {"ada": SiteCard("ada", 0, 1, study.task.labels)}
+    server, round = method.start(study.task, roster), Round(0, "train", 0, 3)
+    sent = method.send(server, roster["ada"], round)
+    assert method.started_from(server, roster["ada"], sent).keys() == {"decoder", "encoders/blob"}
+
+
+def test_patients_are_protected_as_without_averaging(federation: Path) -> None:
+    study = toy_study(federation, release__swa_from=0.5, privacy__unit="patient", privacy__noise=1.0, privacy__clip=1.0)
+    check_settings(study)
 
 
 def models(result: simulation.Result) -> tuple[Weights, Weights]:
