@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from consilium.batch import Batch
 from consilium.learning.fit import placed, precision, seed_dropout
+from consilium.learning.loss_scaling import gradients_of
 from consilium.learning.optimizers import learning_rate, load_state, optimizer, read_state
 from consilium.learning.training_networks import training_network
 from consilium.method import OptimizerState
@@ -53,7 +54,7 @@ class GradientNetwork:
         with precision(self.site):
             output = self.module(batch.images)
             loss = self.site.task.loss(output, batch) if loss_of is None else loss_of(output)
-        grads = torch.autograd.grad(loss, list(self.parameters.values()))
+        grads = gradients_of(loss, list(self.parameters.values()), self.site.local.precision)
         if clipped and self.site.local.clip:
             length = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
             scale = min(1.0, self.site.local.clip / (length.item() + 1e-6))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from consilium.learning.loss_scaling import gradients_of
 from consilium.weights import Weights
 
 
@@ -45,9 +46,9 @@ class Mixture:
             torch.mv(self._matrix.t(), self.p, out=self._mixed)
         return self._leaves
 
-    def backward(self, loss: Tensor, clip: float = 0.0) -> None:
+    def backward(self, loss: Tensor, clip: float = 0.0, precision: str = "float32") -> None:
         """Set the gradients of `core` and `p`; with `clip`, the mixture's gradient is clipped to this norm first."""
-        self.take(torch.autograd.grad(loss, list(self._leaves.values())), clip)
+        self.take(gradients_of(loss, list(self._leaves.values()), precision), clip)
 
     def take(self, grads: Sequence[Tensor], clip: float = 0.0) -> None:
         """The same from a known gradient of the mixture, one tensor per parameter."""

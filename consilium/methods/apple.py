@@ -211,7 +211,7 @@ def _slopes(site: Site, mixture: Mixture, round: Round) -> Iterator[tuple[float,
     for batch in seeded_batches(site, round):
         with precision(site):
             loss = site.task.loss(mixture(batch.images), batch)
-        mixture.backward(loss, site.local.clip)
+        mixture.backward(loss, site.local.clip, site.local.precision)
         yield loss.item() * len(batch.cases), len(batch.cases)
 
 
