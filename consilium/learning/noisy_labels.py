@@ -17,7 +17,8 @@ LEAST = 1e-4  # replaces a label probability of 0, so that its logarithm is fini
 def left_out(output: Any, ignored: Tensor) -> Any:
     """Logits with certain background where voxels are `ignored` (batch, *spatial).
 
-    If the truth is 0 there, these voxels add neither loss nor gradient to Dice and cross entropy.
+    If the truth is 0 there, these voxels add neither loss nor gradient to cross entropy and to Dice of the labels. A
+    Dice of background, where the study has one, counts them as found.
     """
 
     def change(logits: Tensor) -> Tensor:
