@@ -32,7 +32,7 @@ def show_evaluation(found: Evaluation) -> None:
 
     console = Console()
     width = console.width if console.is_terminal else max(console.width, 160)
-    scores = (to_fit(grid, width, gap=3) for grid in score_grids(found))
+    scores = (to_fit(grid, width) for grid in score_grids(found))
     tables = [("Scores, with 95 % intervals over cases", grid) for grid in scores]
     tables += [(title, grid) for title, grid in class_grids(found)]
     for title, grid in tables:

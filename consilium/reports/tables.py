@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -131,8 +132,7 @@ class Comparison:
         sections = [line.section for line in self.lines]
         ends = [i for i, section in enumerate(sections) if sections[i + 1 : i + 2] != [section]]
         grid = self.grid(compact=width < WIDE)
-        fitting = to_fit(grid, width, gap=3)
-        return rich_table(self.title, fitting, self.caption, ends if fitting is grid else ())
+        return rich_table(self.title, to_fit(grid, width), self.caption, () if turns(grid, width) else ends)
 
     def to_markdown(self) -> str:
         parts = [f"{part.title}\n\n{markdown_table(part.grid())}\n\n{part.caption}\n" for part in self.apart()]
@@ -256,6 +256,7 @@ def markdown_table(grid: Sequence[Sequence[TextCell]]) -> str:
 
 
 Grid = Sequence[Sequence[TextCell]]  # heads first
+MARGINS = 3, 1  # of `rich_table`: spaces beside every column, and at the edges of the table
 
 
 def in_order(sites: Sequence[Any], means: Sequence[Any]) -> tuple[Any, ...]:
@@ -263,20 +264,35 @@ def in_order(sites: Sequence[Any], means: Sequence[Any]) -> tuple[Any, ...]:
     return (*sites, *means) if len(sites) <= MANY else (*means, *sites)
 
 
-def to_fit(grid: Grid, width: int, gap: int) -> Grid:
-    """The table, or its rows as columns if only so a terminal of this width holds it with whole numbers."""
-    turned = list(zip(*grid, strict=True))
-    return turned if _needs(turned, gap) <= width < _needs(grid, gap) else grid
+def to_fit(grid: Grid, width: int, margins: tuple[int, int] = MARGINS) -> Grid:
+    """The table, or its rows as columns if only so a terminal of this width holds it with whole numbers.
+
+    Where heads are too long for that they are broken between words here: rich would break the longest cells first.
+    """
+    shape: Grid = list(zip(*grid, strict=True)) if turns(grid, width, margins) else grid
+    if not _needs(shape, margins) <= width < _needs(shape, margins, whole=True):
+        return shape
+    head = [replace(cell, text=textwrap.fill(cell.text, size)) for cell, size in zip(shape[0], _sizes(shape))]
+    return [head, *shape[1:]]
 
 
-def _needs(grid: Grid, gap: int) -> int:
-    """The width at which heads break between words only, and nothing else breaks."""
-    return sum(max(map(len, _unbroken(column)), default=0) + gap for column in zip(*grid, strict=True))
+def turns(grid: Grid, width: int, margins: tuple[int, int] = MARGINS) -> bool:
+    return _needs(list(zip(*grid, strict=True)), margins) <= width < _needs(grid, margins)
 
 
-def _unbroken(column: Sequence[TextCell]) -> Iterator[str]:
+def _needs(grid: Grid, margins: tuple[int, int], whole: bool = False) -> int:
+    """The width at which heads break between words only, or not at all, and nothing else breaks."""
+    beside, edges = margins
+    return edges + sum(size + beside for size in _sizes(grid, whole))
+
+
+def _sizes(grid: Grid, whole: bool = False) -> list[int]:
+    return [max(map(len, _unbroken(column, whole)), default=1) for column in zip(*grid, strict=True)]
+
+
+def _unbroken(column: Sequence[TextCell], whole: bool) -> Iterator[str]:
     head, *cells = column
-    yield from head.text.split()
+    yield from head.text.split("\n" if whole else None)
     for cell in cells:
         yield from cell.text.split("\n")
 

@@ -60,7 +60,7 @@ class _Fitting:
         from rich.text import Text as RichText
 
         table = Table(box=box.SIMPLE_HEAD, style=self._style, padding=(0, 1, 0, 0), pad_edge=False)
-        head, *body = to_fit(self._grid, options.max_width, gap=1)
+        head, *body = to_fit(self._grid, options.max_width, margins=(2, 0))
         for i, cell in enumerate(head):  # folded, because a truncated number would be another number
             text = RichText(cell.text, style=self._style)
             table.add_column(text, justify="right" if i else "left", overflow="fold", no_wrap=not i, style=self._style)

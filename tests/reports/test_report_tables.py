@@ -18,7 +18,8 @@ from consilium.reports.comparing import compare
 from consilium.reports.grouping import repeated
 from consilium.reports.page import write_page
 from consilium.reports.reading import FIXED_STATES, RunView, read_run
-from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, to_fit
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, TextCell, rich_table, to_fit
+from consilium.suites.rendering import rich_tables
 
 SMALL = {"hk": (3, 0.8, 0.75), "basel": (4, 0.7, 0.72)}
 
@@ -299,9 +300,25 @@ def test_of_many_sites_a_narrow_terminal_shows_a_row_each(run_folder: Callable[.
 
 def test_a_table_that_fits_no_better_stays(four: list[RunView]) -> None:
     grid = compare(four).grid()
-    assert to_fit(grid, 200, gap=3) is grid
-    assert to_fit([row[:2] for row in grid], 10, gap=3)[0][0].text == "method"
-    assert len(to_fit([row[:2] for row in grid], 10, gap=3)) == len(grid)
+    assert to_fit(grid, 200) is grid
+    assert to_fit([row[:2] for row in grid], 10)[0][0].text == "method"
+    assert len(to_fit([row[:2] for row in grid], 10)) == len(grid)
+
+
+@pytest.mark.parametrize(("renderer", "least"), [("report", 65), ("suite", 61)])
+def test_numbers_are_whole_wherever_a_table_fits_in_some_way(renderer: str, least: int) -> None:
+    """`least`: names of 19 letters and two columns of 18, with margins of 3 each and 1, or 2 each."""
+    heads = ["method", "against FedAvg-long", "95 % interval", *(f"site{i:02d}" for i in range(12))]
+    rows = [[f"Fed{j}", "+0.1111", "+0.2222 to +0.3333", *["0.1234"] * 12] for j in range(2)]
+    grid = [[TextCell(text) for text in row] for row in (heads, *rows)]
+    for width in range(least, 200):
+        made = rich_table("t", to_fit(grid, width)) if renderer == "report" else rich_tables("t", grid, [], [])[0]
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(made)
+        shown = capture.get()
+        assert (shown.count("0.1234"), shown.count("+0.2222 to +0.3333")) == (24, 2), width
+        assert max(map(len, shown.splitlines())) <= width
 
 
 def test_the_same_run_again_is_no_second_seed(run_folder: Callable[..., Path], tmp_path: Path) -> None:
