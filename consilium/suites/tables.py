@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from consilium.reports.comparing import cells, elsewhere
 from consilium.reports.grouping import Group
 from consilium.reports.reading import RunView
-from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, TableLine, TextCell
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, TableLine, TextCell, in_order
 from consilium.scores.means import ScoreEntry
 from consilium.scores.views import by_case
 from consilium.suites.entries import Difference, RowRuns, TableEntry, difference, headline_of
@@ -248,17 +248,14 @@ def _columns(entrants: Sequence[TableEntry], label: str) -> tuple[Column, ...]:
     """The study's order of sites where it gives one; of sites left out in turn, the grid's."""
     turns = [standing.choice.row.settings[LEAVE_OUT] for e in entrants if e.unseen for standing in e.standings]
     if turns:
-        return (
-            *(Column("outside", site) for site in dict.fromkeys(site for turn in turns for site in turn)),
-            SITE_MEAN,
-            POOLED,
-        )
+        left_out = dict.fromkeys(site for turn in turns for site in turn)
+        return in_order([Column("outside", site) for site in left_out], (SITE_MEAN, POOLED))
     runs = [run for entrant in entrants for run in entrant.runs]
     inside = dict.fromkeys(site for run in runs for site in run.study.get("study", {}).get("sites", []))
     inside |= dict.fromkeys(site for run in runs for site in _entry(run, label).get("sites", {}))
     outside = dict.fromkeys(site for run in runs for site in _entry(run, label).get("outside", {}))
     sites = [Column("site", site) for site in inside]
-    return (*sites, SITE_MEAN, POOLED, *(Column("outside", site) for site in outside))
+    return (*in_order(sites, (SITE_MEAN, POOLED)), *(Column("outside", site) for site in outside))
 
 
 def _mean_text(values: Sequence[float]) -> str:

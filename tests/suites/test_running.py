@@ -223,6 +223,16 @@ def test_a_row_with_a_failed_candidate_stays_while_others_are_run(
     assert (result.failed, len(runs.made)) == ((), before)
 
 
+def test_of_many_sites_the_means_come_first(tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = write_suite(tmp_path, federation, 'methods = ["fedavg"]')
+    fake(monkeypatch, lambda study: (flat(0.4), flat(0.4)))
+    sites, means = ["ada", "bea", "cid"], ["site mean", "pooled cases"]
+    for many, ordered in ((3, [*sites, *means]), (2, [*means, *sites])):
+        monkeypatch.setattr("consilium.reports.tables.MANY", many)
+        comparison = run_suite(suite, tmp_path / "runs").tables[0].comparison
+        assert [column.title for column in comparison.columns] == ordered
+
+
 def test_the_numbers_of_the_table_by_hand(tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         ("fedavg", 0): {"ada": [0.5, 0.7], "bea": [0.8]},  # 0.6, 0.8: site mean 0.7, pooled 2.0 / 3
