@@ -23,7 +23,7 @@ from consilium.federation.supervisor import end, prepare, start
 from consilium.fields import to_toml
 from consilium.study import Study, with_plan
 from consilium.timeline import timeline
-from consilium.validation import admitted, expected_roster
+from consilium.validation import admitted, expected_roster, members_of
 from consilium.wording import counted
 
 START = 180.0  # seconds until all processes are up, on a busy machine
@@ -125,16 +125,16 @@ def try_federation(
     say: Callable[[str], None] = lambda _: None,
     show: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Path:
-    """Run a study as a federation of the first `count` sites; returns the run folder in `runs`.
+    """Run a study as a federation of the first `count` sites that train, and guests; returns the run folder in `runs`.
 
     `say` is told what happens before the run begins, and `show` gets every event of its journal.
     """
-    names = tuple(sorted(study.plan.sites or study.federation().sites))
+    federation = study.federation()
+    names = members_of(study, federation)
     if count is not None and not 1 <= count <= len(names):
         raise StudyError(f"--sites {count}: the study has {counted(len(names), 'site')}.")
-    members = names[:count]
+    members = tuple(names[:count])
     study = with_plan(study, sites=members)
-    federation = study.federation()
     admitted(study, timeline(study.method, study.plan.rounds), expected_roster(study, federation, members))
     everyone = tuple(sorted({*members, *study.plan.leave_out}))
     say(f"making kits, starting a server and {len(everyone)} sites as processes of this machine")

@@ -145,6 +145,21 @@ def test_a_trial_says_what_it_does(
     assert ("starting a server and 2 sites" in done.err) == bool(told)
 
 
+@pytest.mark.parametrize(("given", "started"), [([], 3), (["--sites", "1"], 2)])
+def test_sites_that_are_left_out_are_guests_of_a_trial(
+    given: list[str], started: int, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not among the sites that train, although the study names no sites."""
+    study = write_study(tmp_path / "toy.toml", federation)
+    admin = FakeAdmin()
+    admin.events, told = [], []
+    vars(admin).update(submit=lambda found: told.append(found.plan) or "one", fetch=lambda job, runs: runs / job)
+    monkeypatch.setattr(trial, "local_federation", lambda *_: contextlib.nullcontext((None, admin)))
+    done = call("federation", "try", study, "--set", "study.leave_out=['ada']", *given, "--runs", tmp_path / "runs")
+    assert done.status == 0 and f"starting a server and {started} sites" in done.err
+    assert (told[0].sites, told[0].leave_out) == (("bea", "cid")[: started - 1], ("ada",))
+
+
 @pytest.mark.federation
 @pytest.mark.slow
 @pytest.mark.xdist_group("federation")
