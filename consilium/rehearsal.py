@@ -55,7 +55,7 @@ def objections(rules: Rules, study: Study) -> Iterator[str]:
     members = members_of(study, federation)
     with TemporaryDirectory() as folder:
         put_rules(rules, Path(folder), study)
-        for site in sorted(rules):
+        for site in sorted(rules.keys() & {*members, *study.plan.leave_out}):
             place = place_in(Path(folder), site)
             hospital = read_hospital(place / RULES)
             try:
@@ -64,8 +64,8 @@ def objections(rules: Rules, study: Study) -> Iterator[str]:
             except (PermissionError, Refused) as error:
                 yield f"{site} would be left out: {error}"
                 continue
-            rounds = study.exchanges if site in members else 0  # others are only scored
-            for what, takes in (("rounds", rounds), ("scorings", study.scorings)):
+            trains = site in members and not study.pooled  # guests, and sites of pooled training, are only scored
+            for what, takes in (("rounds", study.exchanges * trains), ("scorings", study.scorings)):
                 most = min(filter(None, (getattr(hospital.limits, key) for key in (what, f"study_{what}"))), default=0)
                 if most and takes > most:
                     asks = f"the study asks for up to {takes} {what}, hospital.toml allows {most}"

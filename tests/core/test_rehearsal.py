@@ -199,6 +199,18 @@ def test_a_guest_is_asked_for_no_rounds(federation: Path, tmp_path: Path) -> Non
         assert len(said) == len(words)
 
 
+def test_only_what_a_site_is_asked_for_can_end_it(federation: Path, tmp_path: Path) -> None:
+    """In pooled training another site makes the updates; a site that the study does not name is asked for nothing."""
+    rules = hospital(tmp_path, limits="rounds = 1\nscorings = 100")
+    pooled = toy_study(federation, "pooled")
+    assert list(objections(read_rules([rules], pooled), pooled)) == []
+    path = rehearse(pooled, rules, tmp_path / "runs").path
+    assert {event["event"] for event in RunFolder.open(path).events()} & {"lost", "unscored"} == set()
+    others = toy_study(federation, study__sites=["ada", "cid"])
+    forbidding = hospital(tmp_path, limits='methods = ["fedprox"]\nscorings = 1')
+    assert list(objections(read_rules([forbidding], others), others)) == []
+
+
 def test_rehearsals_are_compared_with_each_other_and_with_plain_runs(federation: Path, tmp_path: Path) -> None:
     """A hospital's name of its table changes with the seed; its cases do not."""
     rules, runs = hospital(tmp_path), tmp_path / "runs"
