@@ -91,10 +91,11 @@ class Evaluation:
 
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per case, label and score."""
+        seen = frozenset(self.seen.cases)
         return [
             {
                 **{"site": one.site, "case": one.case, "label": score.label, "metric": score.metric},
-                **{"value": score.value, "model": one.model, "seen": f"{one.site}/{one.case}" in self.seen.cases},
+                **{"value": score.value, "model": one.model, "seen": f"{one.site}/{one.case}" in seen},
             }
             for one in self.cases
             for score in one.scores
