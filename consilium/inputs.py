@@ -62,6 +62,6 @@ def as_told(now: Mapping[str, Any], study: Study, run: Path) -> dict[str, Any]:
     for name, facts in now["sites"].items():
         secret = simulated_secret(study, name)
         ruled = (place_in(run, name) / RULES).exists()
-        hidden = {key: alias_of(facts[key], secret) for key in ("table", "arrays") if ruled and key in facts}
+        hidden = {key: alias_of(facts[key], secret) for key in ("table", "arrays", "key") if ruled and key in facts}
         sites[name] = {**facts, **hidden}
     return {**now, "sites": sites}

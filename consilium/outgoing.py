@@ -12,7 +12,7 @@ from typing import Any
 
 from consilium.local_norm import LocalNorm
 from consilium.messages import AnswerHead, Request, ScoreSheet, SiteFacts
-from consilium.policy import Policy
+from consilium.policy import KEY_ALIAS, Policy
 from consilium.privacy.dp import Noise, refuse_not_finite
 from consilium.privacy.ledger import entries_of
 from consilium.site import Spent
@@ -63,7 +63,7 @@ def hide_names(out: Outgoing, site: SiteRules, request: Request) -> Outgoing:
     alias = site.policy.alias
     if isinstance(out.content, SiteFacts):
         facts = out.content
-        hidden = replace(facts, table=alias(facts.table), arrays=alias(facts.arrays), key=alias("(key)"))
+        hidden = replace(facts, table=alias(facts.table), arrays=alias(facts.arrays), key=alias(KEY_ALIAS))
         return replace(out, content=hidden)
     if isinstance(out.content, ScoreSheet):
         return replace(out, content=replace(out.content, cases=tuple(map(alias, out.content.cases))))

@@ -22,6 +22,7 @@ from consilium.study import Study
 from consilium.tree import Packet
 
 KEY = 32  # bytes of a hospital's key
+KEY_ALIAS = "(key)"  # its alias tells one key from another
 
 
 class Refused(Exception):

@@ -55,10 +55,10 @@ class Origin:
         """The ranges of the training images; None for a run of 0.1, which did not record them."""
         return read_profile(read_json(self.path).get("distribution")) if self.path.exists() else None
 
-    def tables(self) -> dict[SiteName, str]:
-        """Of the sites that took part: the digests of their tables as they told them; "" where one did not."""
+    def told(self) -> dict[SiteName, Mapping[str, Any]]:
+        """What the sites that took part told of themselves."""
         sites, out = read_json(self.path)["sites"] if self.path.exists() else {}, self.left_out()
-        return {name: str(facts.get("table", "")) for name, facts in sites.items() if name not in out}
+        return {name: facts for name, facts in sites.items() if name not in out}
 
     def left_out(self) -> dict[SiteName, str]:
         """The sites that could not take part at the start of the run, with the reasons."""

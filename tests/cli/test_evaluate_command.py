@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 from consilium.data.phantoms import write_phantom
 from consilium.evaluation import Evaluation, ScoredCase, averaged
 from consilium.finished_run import open_run
+from consilium.policy import alias_of
 from consilium.reports.evaluation_page import score_grids, show_evaluation
 from consilium.scores.classes import class_report
 from consilium.scores.statistics import interval
@@ -111,6 +113,19 @@ def test_a_site_under_rules_tells_its_table_by_another_name(federation: Path, tm
     done = call("evaluate", run, federation, "--split", "train", "--json")
     assert done.document["changed_since_training"] == []
     assert any(name.startswith("bea/") for name in done.document["seen_in_training"])
+
+
+def test_of_a_hospital_only_the_number_of_cases_is_known(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    """A federation's sites hash their tables with keys that nobody else has."""
+    run = shutil.copytree(finished("fedavg"), tmp_path / "run", ignore=shutil.ignore_patterns("sites"))
+    origin = json.loads((run / "origin.json").read_text())
+    for name, facts in origin["sites"].items():
+        facts.update({key: alias_of(facts[key], f"secret of {name}".encode()) for key in ("table", "arrays", "key")})
+    origin["sites"]["cid"]["cases"] += 1
+    (run / "origin.json").write_text(json.dumps(origin))
+    done = call("evaluate", run, federation, "--split", "train", "--json")
+    assert done.document["changed_since_training"] == ["cid"]
+    assert {name.partition("/")[0] for name in done.document["seen_in_training"]} == {"ada", "bea"}
 
 
 def test_rows_in_python_say_what_the_model_has_seen(finished: Finished, federation: Path) -> None:
