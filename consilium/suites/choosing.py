@@ -97,12 +97,13 @@ def _within(choice: SettingsChoice, state: str | None) -> SettingsChoice:
 
 def write_choices(suite: Suite, choices: Sequence[SettingsChoice], path: Path, failed: Collection[str] = ()) -> None:
     rows = [choice.to_json() for choice in choices if choice.tried]
+    untrained = {t.run for choice in choices for t in choice.tried if t.valid is None}
     facts: dict[str, Any] = {
         "suite": suite.name,
         "seed": suite.heading.chosen_on,
         "rule": RULE,
         "rows": rows,
-        "failed": sorted(failed),
+        "failed": sorted(untrained.intersection(failed)),
     }
     if STATE in names(suite.choose):
         levels = {state: level for state, (_, level) in state_levels(choices, failed).items()}

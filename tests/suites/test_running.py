@@ -221,6 +221,11 @@ def test_a_row_with_a_failed_candidate_stays_while_others_are_run(
     assert [choice.chosen for choice in result.choices] == [{"local.lr": 0.01}, {"local.lr": 0.1}]
     assert [line.name for line in result.tables[0].comparison.lines] == ["FedAvg", "FedProx"]
     assert (result.failed, len(runs.made)) == ((), before)
+    failed = json.loads((tmp_path / "runs/toys/choices.json").read_text())["failed"]
+    assert failed == [result.choices[0].tried[0].run]
+    suite.write_text(suite.read_text().replace("[0.1, 0.01]", "[0.2, 0.01]"))  # what is no candidate now is not kept
+    run_suite(suite, tmp_path / "runs", only=["fedprox"])
+    assert json.loads((tmp_path / "runs/toys/choices.json").read_text())["failed"] == []
 
 
 def test_of_many_sites_the_means_come_first(tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
