@@ -21,7 +21,7 @@ from consilium.data.dicom import require_dicom, series_of
 from consilium.data.formats import IMAGE_SUFFIXES, stack_of
 from consilium.data.image_folders import images_in, pictures_in
 from consilium.data.images import ImageArray, holds_dicom, read_image, together
-from consilium.data.mask_files import invert, write_mask, write_segmentation
+from consilium.data.mask_files import invert, mask_name, write_mask, write_segmentation
 from consilium.data.preprocess import forward
 from consilium.data.profile import DataProfile, image_facts, read_profile, unlike
 from consilium.data.site_folder import inside_of
@@ -205,7 +205,7 @@ def predict_with(
     if facts.task == "segmentation" and any(map(holds_dicom, paths)):
         require_dicom()  # fail before hours of work
     predictions, faults = [], []
-    for path, out in zip(paths, _outputs(paths, to)):
+    for path, out in zip(paths, _outputs(paths, to, facts.dimensions)):
         try:
             predictions.append(_predict(study, predictor, path, out, site, trained, options))
         except DataError as error:
@@ -314,16 +314,17 @@ def _found(images: Sequence[Path], dimensions: int) -> list[Path]:
     return together(paths, dimensions)
 
 
-def _outputs(paths: Sequence[Path], to: Path) -> list[Path]:
-    """A name for every mask; images with the same name are distinguished by their folders."""
-    names = [_plain_name(path) for path in paths]
+def _outputs(paths: Sequence[Path], to: Path, dimensions: int) -> list[Path]:
+    """A file for every mask; images whose masks would have one name are distinguished by their folders."""
+    plain = [_plain_name(path) for path in paths]
+    names = [mask_name(Path(name), path, dimensions) for path, name in zip(paths, plain)]
     many = Counter(names)
     chosen = [n if many[n] == 1 else "_".join((*path.parts[-2:-1], n)) for path, n in zip(paths, names)]
     twice = {name for name, count in Counter(chosen).items() if count > 1}
     if twice:
-        raise StudyError(f"several images are called {min(twice)}; predict them into different folders.")
+        raise StudyError(f"several masks would be called {min(twice)}; predict their images into different folders.")
     given = {path.resolve() for path in paths}
-    if any((to / name).resolve() in given for name in chosen):
+    if any((to / name).resolve() in given for name in (*plain, *chosen)):
         raise StudyError(f"--to {to} would overwrite the images themselves; name another folder.")
     return [to / name for name in chosen]
 

@@ -18,28 +18,32 @@ from consilium.data.preprocess import Undo, _nearest, _resize
 
 
 def write_mask(mask: NDArray[np.uint8], like: ImageArray, path: Path) -> Path:
-    """Writes a mask (*spatial) in the format family and the geometry of `like`; returns the path really written.
-
-    The suffix is chosen here: png for pictures (tif for a stack of pages), nii.gz for NIfTI and DICOM, mha for mha and
-    mhd, nrrd and npy kept.
-    """
+    """Writes a mask (*spatial) in the format family and the geometry of `like`; returns the path really written."""
     expected = like.array.shape[-len(like.spacing) :]
     if mask.shape != expected:
         raise ValueError(f"the mask has shape {mask.shape}, its image {expected}")
-    suffix = ".nii.gz" if holds_dicom(like.origin_file) else suffix_of(like.origin_file)
-    base = path.name[: len(path.name) - len(suffix_of(path))]
-    target = path.with_name(base + _mask_suffix(suffix, mask.ndim))
+    target = path.with_name(mask_name(path, like.origin_file, mask.ndim))
     target.parent.mkdir(parents=True, exist_ok=True)
     mask = np.ascontiguousarray(mask, dtype=np.uint8)
     if isinstance(like.geometry, NiftiGeometry):
         write_nifti(mask, like.geometry, target)
     elif isinstance(like.geometry, ItkGeometry):
         write_itk(mask, like.geometry, target)
-    elif suffix == ".npy":
+    elif target.suffix == ".npy":
         np.save(target, mask)
     else:
         write_pillow(mask, target)
     return target
+
+
+def mask_name(path: Path, image: Path, dimensions: int) -> str:
+    """The name of an image's mask: that of `path`, with another suffix.
+
+    The suffix is png for pictures (tif for a stack of pages), nii.gz for NIfTI and DICOM, mha for mha and mhd; nrrd and
+    npy are kept.
+    """
+    suffix = ".nii.gz" if holds_dicom(image) else suffix_of(image)
+    return path.name[: len(path.name) - len(suffix_of(path))] + _mask_suffix(suffix, dimensions)
 
 
 def _mask_suffix(suffix: str, dimensions: int) -> str:

@@ -99,6 +99,17 @@ def test_images_of_one_name_in_two_folders(finished: Finished, grey: Path, tmp_p
     assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == ["in_odd.png", "other_odd.png"]
 
 
+def test_images_that_differ_in_their_format_alone(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """The mask of odd.bmp is odd.png too, and one must not replace the other."""
+    Image.open(grey).save(grey.with_suffix(".bmp"))
+    refused(call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out"), "odd.png", "different folders")
+    twin = tmp_path / "other/odd.bmp"
+    twin.parent.mkdir()
+    grey.with_suffix(".bmp").rename(twin)
+    call("predict", finished("fedavg"), grey, twin, "--to", tmp_path / "out")
+    assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == ["in_odd.png", "other_odd.png"]
+
+
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
 def test_bad_images_get_a_sentence(json_too: list[str], finished: Finished, grey: Path, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "colour.png")
@@ -126,6 +137,10 @@ def test_what_is_not_a_run(federation: Path, grey: Path, tmp_path: Path) -> None
 
 def test_images_are_never_overwritten(finished: Finished, grey: Path) -> None:
     before = grey.read_bytes()
+    call("predict", finished("fedavg"), grey.parent, "--to", grey.parent)
+    for name in ("odd.png", "odd.bmp"):  # beside them, the mask of odd.bmp would be odd.png in the first folder
+        (grey.parent / "more").mkdir(exist_ok=True)
+        Image.open(grey).save(grey.parent / "more" / name)
     call("predict", finished("fedavg"), grey.parent, "--to", grey.parent)
     assert grey.read_bytes() == before
 
