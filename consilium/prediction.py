@@ -202,10 +202,12 @@ def predict_with(
     paths = [
         p for path in _found(images, facts.dimensions) for p in pictures_in(path, facts.dimensions, facts.channels)
     ]
-    if facts.task == "segmentation" and any(map(holds_dicom, paths)):
+    masks = facts.task == "segmentation"
+    if masks and any(map(holds_dicom, paths)):
         require_dicom()  # fail before hours of work
+    outs = _outputs(paths, to, facts.dimensions) if masks else [to] * len(paths)
     predictions, faults = [], []
-    for path, out in zip(paths, _outputs(paths, to, facts.dimensions)):
+    for path, out in zip(paths, outs):
         try:
             predictions.append(_predict(study, predictor, path, out, site, trained, options))
         except DataError as error:

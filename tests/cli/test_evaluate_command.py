@@ -209,6 +209,16 @@ def test_a_federation_of_other_labels_is_refused(finished: Finished, organs: Pat
     refused(call("evaluate", finished("fedavg"), organs), "labels = ['round', 'square']", "trained with ['blob']")
 
 
+def test_pictures_of_one_name_have_a_class_each(digits: tuple[Path, Path], tmp_path: Path) -> None:
+    """Nothing is written beside the table, so no file can replace another."""
+    picture = np.load(digits[0] / "site01/images/digits.npy")[0]
+    for place in ("a/left/1.png", "b/left/1.png"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        Image.fromarray(picture).save(tmp_path / place)
+    done = call("predict", digits[1], tmp_path / "a", tmp_path / "b", "--to", tmp_path / "out", "--json")
+    assert [one["image"][-12:] for one in done.document["predictions"]] == ["a/left/1.png", "b/left/1.png"]
+
+
 def test_class_probabilities_and_thresholds(digits: tuple[Path, Path], tmp_path: Path) -> None:
     federation, run = digits
     image = f"{federation / 'site01/images/digits.npy'}#0"
