@@ -114,7 +114,6 @@ def _class_table() -> dict[str, Any]:
 def describe(study: Study, network: Portable, model: Model, scores: Mapping[str, float], about: str) -> dict[str, Any]:
     """metadata.json, in the fields of MONAI's schema and a few of our own."""
     facts, labels = study.facts, ", ".join(study.facts.labels)
-    packages = ("safetensors", "pytorch-ignite", "nibabel", "pillow", *network.packages)
     return {
         "schema": SCHEMA,
         "version": "1.0.0",
@@ -122,7 +121,7 @@ def describe(study: Study, network: Portable, model: Model, scores: Mapping[str,
         "monai_version": _version("monai"),
         "pytorch_version": _version("torch").partition("+")[0],
         "numpy_version": _version("numpy"),
-        "required_packages_version": {name: _version(name) for name in packages},
+        "required_packages_version": {name: _version(name) for name in _packages(study, network)},
         "name": f"{study.name} {model.name}",
         "task": f"{facts.task} of {labels} in {facts.dimensions}-D images",
         "description": about,
@@ -190,10 +189,18 @@ def _version(package: str) -> str:
 # ---------------------------------------------------------------------------------------------- docs
 
 
+def _packages(study: Study, network: Portable) -> tuple[str, ...]:
+    """What MONAI's command line needs for this bundle beside MONAI itself, which installs none of them."""
+    files = "pillow" if study.facts.dimensions == 2 else "nibabel"
+    return ("safetensors", "pytorch-ignite", "fire", files, *network.packages)
+
+
 def _readme(study: Study, network: Portable, model: Model, about: str) -> str:
     sides = (
         f"\nImage sides must be multiples of {network.divisor}; the transforms pad.\n" if network.divisor > 1 else ""
     )
+    packages = ", ".join(f"`{name}`" for name in ("monai", *_packages(study, network)))
+    alone = ", ".join(f"`{name}`" for name in ("monai", "safetensors", *network.packages))
     differ = [f"- {text}" for text in transforms.differences(study, network.divisor)]
     return "\n".join([
         f"# {study.name}: {model.name}",
@@ -201,12 +208,12 @@ def _readme(study: Study, network: Portable, model: Model, about: str) -> str:
         f"{about} {NOT_A_DEVICE}",
         "What it was trained on, its scores and when not to use it: `model_card.md`, one folder up.",
         "",
-        "Predict all images of `images/` into `masks/` (needs `monai`, `pytorch-ignite`, `safetensors`):",
+        f"Predict all images of `images/` into `masks/` (needs {packages}):",
         "",
         "    python -m monai.bundle run --config_file configs/inference.json --bundle_root . \\",
         "        --dataset_dir images --output_dir masks",
         "",
-        "The network alone, in Python (needs `monai`, `safetensors`):",
+        f"The network alone, in Python (needs {alone}):",
         "",
         "    from monai.bundle import ConfigParser",
         "    parser = ConfigParser()",

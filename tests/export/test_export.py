@@ -210,6 +210,14 @@ def test_metadata_has_what_the_schema_of_monai_requires(exported: Callable[[str]
             assert pred["channel_def"] == {"0": "background", "1": "blob"}
 
 
+def test_a_bundle_says_what_to_install(exported: Callable[[str], Path]) -> None:
+    """MONAI installs neither what its command line needs nor what reads the images."""
+    bundle = exported("fedavg") / "global"
+    needed = {"safetensors", "pytorch-ignite", "fire", "pillow"}
+    assert json.loads((bundle / "configs/metadata.json").read_text())["required_packages_version"].keys() == needed
+    assert all(f"`{name}`" in (bundle / "docs/README.md").read_text() for name in needed)
+
+
 def test_local_models_belong_to_their_sites(run_of: Callable[[str], Path], exported: Callable[[str], Path]) -> None:
     _, nobody = open_package(exported("local"))
     with pytest.raises(NotForOutsiders, match="--site"):
