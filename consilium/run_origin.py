@@ -74,17 +74,15 @@ def differences(run: Path, now: Mapping[str, Any]) -> list[str]:
     if not path.exists():
         return []
     before, now = read_json(path), json.loads(json.dumps(now))
+    new = now.get("plugins", {})
+    old = before.get("plugins", new)
+    code = sorted(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
     out = before.get("left_out", {})  # they were there too, but did not take part
-    found = _site_changes(
-        before.get("sites", {}), {name: now["sites"][name] for name in now["sites"] if name not in out}
-    )
+    sites = {name: now["sites"][name] for name in now["sites"] if name not in out}
+    found = _site_changes(before.get("sites", {}), sites, bool(code))
     if not found and "members" in now:
-        found = _site_changes(before.get("members", {}), now["members"])
-    old, new = before.get("plugins"), now.get("plugins", {})
-    if old is not None:
-        changed = sorted(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
-        found += [f"the plug-in file {file} {'is another' if file in new else 'is gone'}" for file in changed]
-    return found
+        found = _site_changes(before.get("members", {}), now["members"], bool(code))
+    return found + [f"the plug-in file {file} {'is another' if file in new else 'is gone'}" for file in code]
 
 
 def same_site(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> bool:
@@ -94,7 +92,8 @@ def same_site(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> b
     return not _site_changes({"": old}, {"": json.loads(json.dumps(new))})
 
 
-def _site_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _site_changes(old: Mapping[str, Any], new: Mapping[str, Any], code: bool = False) -> list[str]:
+    """Sites whose facts are not those of before; with other `code`, its preprocessing steps may be the reason."""
     found = [f"site '{name}' is new" for name in sorted(new.keys() - old.keys())]
     found += [f"site '{name}' is gone" for name in sorted(old.keys() - new.keys())]
     for name in sorted(old.keys() & new.keys()):
@@ -102,15 +101,17 @@ def _site_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         both = (before.keys() & now.keys()) - {"version", "study"}  # a newer version may continue, and may report more
         keys = {key for key in both if before[key] != now[key]}
         if keys:
-            found.append(f"site '{name}' has other {_kind_of_change(keys, before, now)}")
+            found.append(f"site '{name}' has other {_kind_of_change(keys, before, now, code)}")
     return found
 
 
-def _kind_of_change(keys: set[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _kind_of_change(keys: set[str], old: Mapping[str, Any], new: Mapping[str, Any], code: bool) -> str:
     if "cases" in keys:
         return f"cases ({new['cases']}, it had {old['cases']})"
     if "table" in keys:
         return "cases, patients or splits in its table"
     if "labels" in keys:
         return f"labels ({', '.join(new['labels'])}, it had {', '.join(old['labels'])})"
-    return "images or masks" if "arrays" in keys else "cases, labels or preprocessing"
+    if "arrays" in keys:
+        return "images, masks or preprocessing" if code else "images or masks"
+    return "cases, labels or preprocessing"

@@ -159,6 +159,19 @@ def test_an_edited_plug_in_is_noticed_by_run_and_resume(own: Path, plugin: Path,
     assert simulation.run(mine(own), runs, workers=0, again=True).folder.name == f"{done.name}-2"
 
 
+def test_an_edited_preprocessing_step_is_not_taken_for_other_images(own: Path, tmp_path: Path) -> None:
+    """Its code is part of what the arrays are made from, so every site's arrays are others."""
+    file = tmp_path / "step.py"
+    file.write_text("def same(array, spacing):\n    return array\n")
+    study = toy_study(own, study__rounds=1, preprocess__steps=[f"{file}:same"])
+    done = simulation.run(study, tmp_path / "runs", workers=0).folder
+    file.write_text(file.read_text() + "# a line more\n")
+    assert differences(done, current_inputs(study)) == [
+        *(f"site '{site}' has other images, masks or preprocessing" for site in ("ada", "bea", "cid")),
+        "the plug-in file step.py is another",
+    ]
+
+
 def test_files_of_a_package_are_followed_and_installed_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
