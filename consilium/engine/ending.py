@@ -12,7 +12,7 @@ from consilium.errors import NotForOutsiders
 from consilium.machine import peak_memory_mb
 from consilium.messages import Envelope
 from consilium.method import Best
-from consilium.scores.summary import left_out, run_summary
+from consilium.scores.summary import left_out, passed_over, run_summary
 from consilium.site import SiteCard
 from consilium.tree import flatten
 from consilium.weights import SiteName
@@ -26,6 +26,8 @@ def finish(active: ActiveRun, server: Any, merged: Mapping[SiteName, int], best:
         best = active.folder.states.keep(replace(best, server=server, merged=dict(merged)))
     best_round = max(mark.round for mark in best.valid.values()) if best.valid else last_round
     last = active.folder.states.last(active.method)
+    if not active.folder.finished and (why := passed_over(active.folder.events(), best_round)):
+        active.folder.warn(why)
     for name, state, number in (("best", best, best_round), ("last", last, last_round)):
         score_end(active, name, state, replace(final, index=number - 1, before=0, phase=name))
     undelivered = active.wire.deliver(

@@ -253,7 +253,7 @@ class AdminClient:
             raise RunError(
                 f"the run of job {job} is under way as job {last}; `consilium federation log {last}` shows it."
             )
-        if ended.get("state") == "finished" and not ended.get("said"):
+        if ended.get("state") == "finished" and not ended.get("lacks", ended.get("said")):  # 0.2 had no `lacks`
             raise RunError(
                 f"the run of job {job} is finished and lacks nothing: `consilium federation fetch {last}` brings it, "
                 "and `submit --again` trains the study anew."

@@ -37,6 +37,7 @@ from consilium.files import make_folder, write_json
 from consilium.messages import Request
 from consilium.run_folder import RunFolder
 from consilium.run_origin import differences
+from consilium.scores.summary import passed_over
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.flare import (
@@ -224,10 +225,13 @@ def _journal(topic: str, asked: Mapping[str, Any], fl_ctx: FLContext, folder: Ru
     return {"run": folder.path.name, "events": events[int((asked or {}).get("after", 0)) :]}
 
 
-def _lacking(folder: RunFolder, job: str) -> str:
+def lacking(folder: RunFolder, job: str) -> str:
     """What a finished run lacks, in sentences; empty if nothing."""
-    out = folder.summary().get("left_out", {})
+    summary = folder.summary()
+    out = summary.get("left_out", {})
     said = [f"site '{site}' was left out: {why}." for site, why in sorted(out.items())]
+    if why := passed_over(folder.events(), summary["best"]["round"]):
+        said.append(why)
     if sites := [name for name in folder.lacking if name not in out]:
         said.append(
             f"the run ended without the last scores of {', '.join(sites)}, or without delivering the model there; when "
@@ -327,7 +331,7 @@ class ServerJob(Controller):  # type: ignore[misc]
                 engine.run(study, FlareWire(study, folder, line, signer(kit)), folder)
             elif not follows:
                 said = check_finished(study, folder, line)
-            outcome |= {"state": "finished", "said": said or _lacking(folder, job)}
+            outcome |= {"state": "finished", "said": said or lacking(folder, job), "lacks": folder.lacking}
         except RestartJob as back:
             folder.note("going on", sites=back.sites, said=f"{back} came back; the run goes on as a new job")
             again_mark(kit, job).touch()

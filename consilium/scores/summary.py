@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from consilium.scores.means import MEAN, ScoreEntry, Summary, summarise, with_label_mean
 from consilium.scores.rows import ScoreRow
+from consilium.wording import counted, listed
 
 ENDS = ("best", "last")  # the two states that are scored in full when a run ends
 
@@ -24,6 +25,29 @@ def unscored(events: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
         elif event["event"] == "score" and phase in ENDS:
             found[phase] = list(event.get("unscored", sorted(waiting.pop(phase, ()))))  # older journals have no list
     return {phase: sites for phase, sites in found.items() if sites}
+
+
+def passed_over(events: Iterable[Mapping[str, Any]], best: int) -> str:
+    """Why rounds after the best one could not be chosen, in a sentence; empty if all of them could."""
+    members: Collection[str] = ()
+    waiting: set[str] = set()
+    rounds, sites = 0, set[str]()
+    for event in events:
+        phase = event.get("phase")
+        if event["event"] in ("start", "resume"):
+            members, waiting = event["sites"], set()  # a round that a crash interrupted is scored again
+        elif event["event"] == "unscored" and phase not in ENDS and event["site"] in members:
+            waiting.add(str(event["site"]))
+        elif event["event"] == "score" and phase not in ENDS:
+            if waiting and event["round"] > best:
+                rounds, sites = rounds + 1, sites | waiting
+            waiting = set()
+    if not rounds:
+        return ""
+    return (
+        f"the best state is that of round {best}: {counted(rounds, 'later round')} could not be chosen, because "
+        f"{listed(sorted(sites))} did not score {'it' if rounds == 1 else 'all of them'}."
+    )
 
 
 def left_out(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:

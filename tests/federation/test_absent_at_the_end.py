@@ -11,6 +11,7 @@ import pytest
 
 from consilium import engine
 from consilium.federation.admin import for_federation
+from consilium.federation.server_job import lacking
 from consilium.hospital import Hospital
 from consilium.messages import Request
 from consilium.reports.comparing import compare
@@ -43,6 +44,30 @@ def go_on(study: Any, hospitals: Mapping[str, Hospital], path: Path, change: Any
     travelling = for_federation(study, tuple(SIZES))
     engine.run(travelling, FlareWire(travelling, folder, Direct(travelling, hospitals, change)), folder)
     return folder
+
+
+def test_a_best_round_that_nothing_after_could_replace_is_said(
+    hospitals: dict[str, Hospital], federation: Path, tmp_path: Path
+) -> None:
+    """cid dies after round 1 of 3: every hospital gets the model of round 1."""
+
+    def dies(site: str, request: Request, answer: FlareAnswer) -> FlareAnswer:
+        gone = site == "cid" and request.do != "card" and request.round is not None and request.round.index > 0
+        return FlareAnswer.of("away") if gone else answer
+
+    study = toy_study(federation, study__rounds=3, study__score_every=1)
+    folder = deploy(study, hospitals, tmp_path / "server", dies)
+    why = "2 later rounds could not be chosen, because cid did not score all of them"
+    said = f"the best state is that of round 1: {why}."
+    assert folder.summary()["best"]["round"] == 1
+    warnings = [event["text"] for event in folder.events() if event["event"] == "warning"]
+    assert said in warnings
+    assert said in lacking(folder, "job")
+    folder = go_on(study, hospitals, folder.path)
+    assert [event["text"] for event in folder.events() if event["event"] == "warning"] == warnings
+    assert (folder.lacking, lacking(folder, "job")) == ([], said)
+    calm = deploy(study, hospitals, tmp_path / "calm")
+    assert lacking(calm, "job") == ""
 
 
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("apfl", marks=pytest.mark.federation)])

@@ -18,6 +18,7 @@ pytest.importorskip("nvflare")
 
 from consilium import simulation
 from consilium.cli import federation as commands
+from consilium.errors import RunError
 from consilium.federation import trial
 from consilium.federation.admin import AdminClient
 from consilium.federation.returning import FOLLOWED_BY, OUTCOME
@@ -128,6 +129,19 @@ def test_status_says_how_each_job_ended(monkeypatch: pytest.MonkeyPatch, capsys:
         "job for  eyes  finished:aborted; round 3: no site answered.",
         "job now  eyes  running",
     ]
+
+
+def test_a_job_is_resumed_only_if_its_run_lacks_something() -> None:
+    """A site that was left out from the start is said, and cannot join later."""
+    out = {"state": "finished", "said": "site 'bea' was left out: its disk is full."}
+    told = {"status": "FINISHED:COMPLETED", OUTCOME: {**out, "lacks": []}}
+    session = SimpleNamespace(get_job_meta=lambda job: told, clone_job=lambda job: "two")
+    admin = AdminClient(session, ())  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="finished and lacks nothing"):
+        admin.resume("one")
+    for outcome in ({**out, "lacks": ["bea"]}, out):  # servers of 0.2 do not say what a run lacks
+        told[OUTCOME] = outcome
+        assert admin.resume("one") == "two"
 
 
 @pytest.mark.parametrize(("words", "told"), [([], 2), (["--quiet"], 0)])
