@@ -147,7 +147,7 @@ class AdminClient:
         if next_ := facts.get(FOLLOWED_BY):
             return f", resumed as {next_}"
         said = (facts.get(OUTCOME) or {}).get("said")
-        return f"; {said}" if said else ""
+        return f"; {' '.join(said.splitlines())}" if said else ""
 
     def journal(self, job: str, after: int = 0) -> list[Mapping[str, Any]]:
         """The events of a run, from number `after` on; of a job that is over, out of its results."""

@@ -109,7 +109,7 @@ def test_status_says_how_each_job_ended(monkeypatch: pytest.MonkeyPatch, capsys:
             OUTCOME: {"state": "finished", "said": "site 'bea' was left out: its disk is full."},
         },
         "tri": {"status": "FINISHED:COMPLETED", OUTCOME: {"state": "finished", "said": ""}},
-        "for": {"status": "FINISHED:ABORTED", OUTCOME: {"state": "stopped", "said": "round 3: no site answered."}},
+        "for": {"status": "FINISHED:ABORTED", OUTCOME: {"state": "stopped", "said": "round 3: no site\nanswered."}},
         "now": {"status": "RUNNING"},
     }
     session = SimpleNamespace(
