@@ -166,12 +166,13 @@ class SiteService:
         """The answer that something failed: one word for the server, and the reason in the site's own log."""
         head = self.log_failure(request, replace(head or AnswerHead(), error=word_of(error)))
         mistake = isinstance(error, UserError)
-        why = str(error) if mistake or isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        rule = isinstance(error, Refused) or word_of(error) == "method"  # of the hospital, and no bug
+        why = str(error) if mistake or rule else f"{type(error).__name__}: {error}"
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if mistake and not self.hospital:
             return SiteAnswer(head, why=why, mistake=True)
         where = f", {request.round.phase} round {request.round.step + 1}" if request.round else ""
-        details = f"{why}\n" if isinstance(error, Refused) else traceback.format_exc()  # a rule is no bug
+        details = f"{why}\n" if rule else traceback.format_exc()
         text = f"{now()} {request.do} of {request.run}{where}: answered '{head.error}'\n{details}\n"
         return SiteAnswer(
             head, why=why, mistake=mistake, full=full, log=write_error(text, self.errors(), self.hospital)

@@ -526,6 +526,7 @@ def test_a_hospital_refuses_a_method_before_anything_is_sent(
     assert [line["facts"]["error"] for line in log_of(Path(hospitals["bea"].memory))] == [
         "privacy" if limits.epsilon else "method"
     ]
+    assert "Traceback" not in (Path(hospitals["bea"].memory) / "errors.log").read_text()
 
 
 def test_a_study_that_too_many_refuse_says_why_and_leaves_nothing(
