@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from consilium.errors import StudyError
+from consilium import __version__
+from consilium.errors import RunError, StudyError
 
+FORMAT = 1  # of the run folder; later versions read older ones or reject them with a message
 KEPT = ("local", "separate", "pooled", "centralized", "solo")  # methods of 0.1 that kept their state without a field
 STATES = {"global_state": "global", "personal_state": "personal"}  # fields of FedSM's memory, and the jobs they are of
 
@@ -37,6 +40,16 @@ MODULES = {"ufps": _UFPS, "fedavg-pl": _TEACHERS, "fedprox-pl": _TEACHERS, "feda
 DID = {"fedsm": {"tuned_by": "pooled", "needed_gain": 0.0}}
 
 GONE = {"firewall": {"against": 0.3, "likeness": 0.95}}  # keys of tables in [study] that 0.2 had, and their defaults
+
+
+def reject_other_format(run: Path, origin: Mapping[str, Any]) -> None:
+    """Reject a run folder that a version with another format made, by its `origin.json`."""
+    if origin.get("format") != FORMAT:
+        made = origin.get("versions", {}).get("consilium", "an unknown version")
+        raise RunError(
+            f"{run} was made by consilium {made} in format {origin.get('format')}; this is {__version__}, "
+            f"which reads format {FORMAT}. Use that version, or start the study again."
+        )
 
 
 def without_gone(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,6 +117,16 @@ class RunFolder:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def check_method(self) -> None:
+        """Reject a study of another method than the run began with; states of two methods can look alike."""
+        now = self.study.method_name
+        for event in self.events():
+            if event["event"] == "start" and (began := event.get("method", now)) != now:
+                raise RunError(
+                    f"{self.path} was begun with method '{began}', and its study.toml says '{now}'; restore it, or "
+                    f"start the study again with `consilium run {self.path / 'study.toml'} --runs ELSEWHERE`."
+                )
+
     # ------------------------------------------------------------------------------------ scores
 
     def add_scores(self, rows: Iterable[ScoreRow]) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from consilium import __version__
 from consilium.data.profile import DataProfile, read_profile
 from consilium.errors import RunError
 from consilium.files import read_json, write_json
+from consilium.legacy import FORMAT, reject_other_format
 from consilium.machine import origin
 from consilium.weights import SiteName
-
-FORMAT = 1  # of the run folder; later versions read older ones or reject them with a message
 
 
 class Origin:
@@ -29,13 +27,7 @@ class Origin:
     def check_format(self) -> None:
         if not self.path.exists():
             return
-        facts = read_json(self.path)
-        if facts.get("format") != FORMAT:
-            made = facts.get("versions", {}).get("consilium", "an unknown version")
-            raise RunError(
-                f"{self.run} was made by consilium {made} in format {facts.get('format')}; this is {__version__}, "
-                f"which reads format {FORMAT}. Use that version, or start the study again."
-            )
+        reject_other_format(self.run, read_json(self.path))
 
     def check(self, facts: Mapping[str, Any], new: Collection[SiteName] = ()) -> None:
         """Reject other sites, cases or plug-in files than at the start of the run; `new` sites may differ."""

@@ -83,6 +83,7 @@ def opened(study: Study, wire: Wire, folder: RunFolder) -> ActiveRun:
     """Repair the folder after a crash, make the roll call, and reject a study that cannot work with these sites."""
     sweep_drafts(folder.path)  # the run is locked, and its sites have not been asked yet
     folder.journal.mend()
+    folder.check_method()
     folder.mend_scores()
     check_size(study)
     roll = wire.roll_call()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from consilium.errors import RunError, not_a_run
 from consilium.files import read_line
-from consilium.legacy import current_study
+from consilium.legacy import current_study, reject_other_format
 from consilium.scores.means import MEAN, ScoreEntry, summarise, with_label_mean
 from consilium.scores.rows import ScoreRow, check_rows, read_rows
 from consilium.scores.summary import unscored
@@ -197,6 +197,8 @@ def read_run(folder: Path) -> RunView:
     if summary is not None:
         _check(summary, folder / "summary.json")
     origin = _json(folder / "origin.json", "restore it, or repeat the run")
+    if origin and "format" in origin:
+        reject_other_format(folder, origin)
     return RunView(folder.resolve(), study, summary, origin or {})
 
 

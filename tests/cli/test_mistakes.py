@@ -256,14 +256,23 @@ def test_a_run_of_another_method_is_refused(copy: Callable[..., Path]) -> None:
     run = copy("fedsm")
     head, _, rest = (run / "study.toml").read_text().partition("[method]")
     (run / "study.toml").write_text(f'{head}[method]\nname = "fedavg"\n\n[facts]{rest.partition("[facts]")[2]}')
-    refused(call("resume", run, "--workers", 0), "cannot be used")
+    refused(call("resume", run, "--workers", 0), "was begun with method 'fedsm'", "says 'fedavg'")
+
+
+def test_a_run_of_a_method_with_the_same_state_is_refused(copy: Callable[..., Path]) -> None:
+    """The state of FedProx is that of FedAvg; its sites would go on with another loss."""
+    run = copy()
+    text = (run / "study.toml").read_text()
+    (run / "study.toml").write_text(text.replace('name = "fedavg"', 'name = "fedprox"'))
+    refused(call("resume", run, "--workers", 0), "was begun with method 'fedavg'", "says 'fedprox'")
 
 
 def test_a_run_of_another_format_is_refused(copy: Callable[..., Path]) -> None:
     run = copy()
     origin = json.loads((run / "origin.json").read_text())
     (run / "origin.json").write_text(json.dumps({**origin, "format": 99, "versions": {"consilium": "7.0.0"}}))
-    refused(call("resume", run), "7.0.0", "format 99")
+    for words in (["resume", run], ["compare", run], ["report", run, "--to", run / "page.html"]):
+        refused(call(*words), "7.0.0", "format 99")
 
 
 @pytest.mark.parametrize(
