@@ -62,7 +62,10 @@ def pick_device(wanted: str, index: int) -> str:
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:
-        raise StudyError(f"[local] device = '{wanted}' cannot be used on this machine: {error}") from error
+        why = str(error).split("\n")[0].split(". ")[0]  # of 'mps' torch says it in forty lines
+        raise StudyError(
+            f"[local] device = '{wanted}' cannot be used on this machine: {why}; take 'auto' or 'cpu'."
+        ) from error
     return wanted
 
 

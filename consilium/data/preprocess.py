@@ -86,7 +86,8 @@ class Preprocess:
             ("slices", self.slices, ("", "axial")),
         ):
             if word not in words:
-                raise StudyError(f"[preprocess] {key} is {word!r}; it is one of {', '.join(words)}.")
+                allowed = ", ".join(known or "''" for known in words)
+                raise StudyError(f"[preprocess] {key} is {word!r}; it is one of {allowed}.")
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ MISTAKES = {
     "method.pull=0": ["[method] pull", "(0, 1]"],
     "method.pull=1.5": ["[method] pull", "(0, 1]"],
     "method.confidence=2": ["[method] confidence", "[0, 1]", "tuned"],
+    "preprocess.slices=coronal": ["[preprocess] slices", "one of '', axial."],
     "method.name=scaffold": ["SCAFFOLD", "local.optimizer = 'sgd'"],
     "method.name=nowhere:Thing": ["nowhere:Thing", "import"],
     "method.name=os:path": ["os:path", "Method"],
@@ -310,6 +311,8 @@ def test_paths_and_devices_that_are_not_there(study: Path, finished: Finished, t
     refused(call("compare", run.parent.parent), "is not a run: it holds 1 of them", f"such as {run}")
     refused(call("run", tmp_path / "nope.toml"), "No such file", "`consilium studies` lists ready ones")
     refused(call("run", study, "--device", "gpu"), "device = 'gpu': it is one of auto, cpu, cuda, cuda:1, mps.")
+    said = refused(call("run", study, "--device", "mps"), "take 'auto' or 'cpu'.")
+    assert "device = 'mps' cannot be used" in said, "torch says why in forty lines"
 
 
 def test_help_shows_no_type_beside_a_flag() -> None:
