@@ -1,4 +1,4 @@
-"""Federations of the real volumes that docs/results.md speaks of: the Decathlon's hippocampus, and PROSTATEx.
+"""The federations of docs/results/real-images.md: volumes of the Decathlon's hippocampus, and PROSTATEx.
 
     python -m benchmarks.real_federations hippocampus FOLDER --to data      # FOLDER has images/ and labels/
     python -m benchmarks.real_federations prostatex FOLDER --to data        # FOLDER has Images/ and mask_prostate/

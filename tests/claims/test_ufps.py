@@ -191,7 +191,7 @@ def test_ufps_is_as_good_as_pseudo_labels_alone(long: SuiteResult, tell: Tell) -
     tell(f"UFPS − FedAvg*, test Dice, site mean, best rounds on validation: {said(found)}")
     last = gap(in_round(long, "UFPS", LONG)["mean"], in_round(long, "FedAvg*", LONG)["mean"])
     tell(f"UFPS − FedAvg* in round {LONG}: {said(last)}")
-    assert found.high > 0  # −0.005 was asked and −0.006 seen since optimisers keep their state: docs/results.md
+    assert found.high > 0  # −0.005 was asked and −0.006 seen since optimisers keep their state: docs/results/ufps.md
     assert last.low > 0
 
 
