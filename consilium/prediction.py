@@ -36,7 +36,7 @@ from consilium.machine import pick_device
 from consilium.messages import card_from_json
 from consilium.method import Best
 from consilium.predictor import Answer, ModelChoice, Predictor, most_common
-from consilium.reports.predicted import write_overlay, write_probabilities
+from consilium.reports.predicted import MAPS, OVERLAY, beside, write_overlay, write_probabilities
 from consilium.run_folder import RunFolder
 from consilium.store import MemoryStore, read_release
 from consilium.study import Study
@@ -205,7 +205,7 @@ def predict_with(
     masks = facts.task == "segmentation"
     if masks and any(map(holds_dicom, paths)):
         require_dicom()  # fail before hours of work
-    outs = _outputs(paths, to, facts.dimensions) if masks else [to] * len(paths)
+    outs = _outputs(paths, to, facts.dimensions, options) if masks else [to] * len(paths)
     predictions, faults = [], []
     for path, out in zip(paths, outs):
         try:
@@ -316,19 +316,37 @@ def _found(images: Sequence[Path], dimensions: int) -> list[Path]:
     return together(paths, dimensions)
 
 
-def _outputs(paths: Sequence[Path], to: Path, dimensions: int) -> list[Path]:
-    """A file for every mask; images whose masks would have one name are distinguished by their folders."""
+def _outputs(paths: Sequence[Path], to: Path, dimensions: int, options: PredictOptions) -> list[Path]:
+    """A file for every mask; images that would share a file are distinguished by their folders."""
     plain = [_plain_name(path) for path in paths]
     names = [mask_name(Path(name), path, dimensions) for path, name in zip(paths, plain)]
-    many = Counter(names)
-    chosen = [n if many[n] == 1 else "_".join((*path.parts[-2:-1], n)) for path, n in zip(paths, names)]
-    twice = {name for name, count in Counter(chosen).items() if count > 1}
-    if twice:
-        raise StudyError(f"several masks would be called {min(twice)}; predict their images into different folders.")
-    given = {path.resolve() for path in paths}
-    if any((to / name).resolve() in given for name in (*plain, *chosen)):
+    many = Counter(file.lower() for name in names for file in _files(name, options))  # as on disks without capitals
+    shared = [any(many[file.lower()] > 1 for file in _files(name, options)) for name in names]
+    chosen = [
+        f"{path.parent.name}_{name}" if too and path.parent.name else name
+        for path, name, too in zip(paths, names, shared)
+    ]
+    files = Counter(file for name in chosen for file in _files(name, options))
+    if twice := [file for file, count in files.items() if count > 1]:
+        raise StudyError(f"several images would write {min(twice)}; predict them into different folders.")
+    given = {_identity(stack_of(path)[0]) for path in paths}
+    if any(_identity(to / name) in given for name in (*plain, *files)):
         raise StudyError(f"--to {to} would overwrite the images themselves; name another folder.")
     return [to / name for name in chosen]
+
+
+def _files(mask: str, options: PredictOptions) -> list[str]:
+    """The names of a mask and of what may be written beside it."""
+    asked = {OVERLAY: options.overlays, **dict.fromkeys(MAPS, options.probabilities)}
+    return [mask, *(beside(Path(mask), ending).name for ending, wanted in asked.items() if wanted)]
+
+
+def _identity(path: Path) -> object:
+    """The same for all names of one file; of a file that is not there, its path."""
+    if not path.exists():
+        return path
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _plain_name(path: Path) -> str:

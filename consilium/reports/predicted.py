@@ -14,18 +14,23 @@ from consilium.data.images import ImageArray, orientation
 from consilium.data.orientation import RADIOLOGICAL, affine_of, axes_between, turned
 from consilium.reports.style import INK, as_picture, label_colour, outline, sheet, to_bytes
 
+MAPS, OVERLAY = ("probabilities.npy", "probabilities.nii.gz"), "overlay.png"  # endings of files beside a mask
+
+
+def beside(mask: Path, ending: str) -> Path:
+    """A file beside a mask: eye-overlay.png of eye.png."""
+    return mask.with_name(f"{mask.name.removesuffix(suffix_of(mask))}-{ending}")
+
 
 def write_probabilities(chances: NDArray[np.float32], picture: ImageArray, mask: Path) -> Path:
     """One map per label, (labels, *spatial): a 4-D NIfTI where the image has a place in the patient, else npy."""
-    base = mask.name.removesuffix(suffix_of(mask))
     affine = affine_of(picture.geometry)
+    path = beside(mask, MAPS[affine is not None])
     if affine is None:
-        path = mask.with_name(f"{base}-probabilities.npy")
         np.save(path, chances)
         return path
     import nibabel
 
-    path = mask.with_name(f"{base}-probabilities.nii.gz")
     nibabel.save(nibabel.Nifti1Image(np.transpose(chances, (3, 2, 1, 0)), affine), path)
     return path
 
@@ -51,6 +56,6 @@ def write_overlay(mask: NDArray[Any], picture: ImageArray, labels: Sequence[str]
             colour = label_colour(i)
             left = 0.03 + 0.94 * i / len(labels)
             figure.text(left, 0.02, label, color=colour, fontsize=9, va="bottom", backgroundcolor=INK)  # bright on dark
-    path = written.with_name(f"{written.name.removesuffix(suffix_of(written))}-overlay.png")
+    path = beside(written, OVERLAY)
     path.write_bytes(to_bytes(figure, "png"))
     return path

@@ -110,6 +110,27 @@ def test_images_that_differ_in_their_format_alone(finished: Finished, grey: Path
     assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == ["in_odd.png", "other_odd.png"]
 
 
+def test_images_of_one_name_but_for_capitals(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """On many disks Odd.png and odd.png are one file."""
+    twin = tmp_path / "other/Odd.png"
+    twin.parent.mkdir()
+    shutil.copy(grey, twin)
+    call("predict", finished("fedavg"), grey, twin, "--to", tmp_path / "out")
+    assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == ["in_odd.png", "other_Odd.png"]
+
+
+@pytest.mark.parametrize("option", ["--overlays", "--probabilities"])
+def test_what_is_beside_a_mask_is_never_shared(option: str, finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """The masks odd.png and odd.npy differ, but odd-overlay.png and odd-probabilities.npy would be of both."""
+    array = grey.with_suffix(".npy")
+    np.save(array, np.asarray(Image.open(grey)))
+    refused(call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out", option), "odd-", "different")
+    array = array.rename(tmp_path / "odd.npy")
+    call("predict", finished("fedavg"), grey, array, "--to", tmp_path / "out", option)
+    written = sorted(path.name for path in (tmp_path / "out").iterdir() if "-" in path.name)
+    assert len(written) == 2 and written[0].startswith("in_odd-")
+
+
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
 def test_bad_images_get_a_sentence(json_too: list[str], finished: Finished, grey: Path, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "colour.png")
@@ -143,6 +164,27 @@ def test_images_are_never_overwritten(finished: Finished, grey: Path) -> None:
         Image.open(grey).save(grey.parent / "more" / name)
     call("predict", finished("fedavg"), grey.parent, "--to", grey.parent)
     assert grey.read_bytes() == before
+
+
+def test_an_image_under_another_name_is_never_overwritten(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """A file has two names after a hard link, and on a disk that does not distinguish capitals."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/odd.png").hardlink_to(grey)
+    before = grey.read_bytes()
+    refused(call("predict", finished("fedavg"), grey, "--to", tmp_path / "out"), "overwrite the images")
+    assert grey.read_bytes() == before
+
+
+def test_a_stack_of_images_is_never_overwritten(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """Its own masks are test-00000.npy and so on, but that of another image can be test.npy."""
+    one, stack = tmp_path / "one/test.npy", tmp_path / "stack/test.npy"
+    for path, copies in ((one, 1), (stack, 3)):
+        path.parent.mkdir()
+        np.save(path, np.stack([np.asarray(Image.open(grey))] * copies).squeeze())
+    before = stack.read_bytes()
+    refused(call("predict", finished("fedavg"), stack, one, "--to", stack.parent), "overwrite the images")
+    assert stack.read_bytes() == before
+    assert call("predict", finished("fedavg"), stack, "--to", stack.parent).status == 0
 
 
 def test_a_run_folder_is_enough(finished: Finished, grey: Path, tmp_path: Path) -> None:
