@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from consilium.data.cache import image_contents, table_hash
-from consilium.data.site_folder import Federation, read_federation
+from consilium.data.site_folder import Case, Federation, SiteFolder, read_federation
 from consilium.errors import DataError
 from consilium.inputs import as_told
 from consilium.policy import KEY_ALIAS
@@ -67,14 +67,21 @@ def seen_cases(
     }
     now = as_told({"sites": facts}, study, run)["sites"]
     same = [name for name in trained if name in now and _same_table(told[name], now[name])]
-    known = {content for name in same for content in image_contents(before[name], ("train", "valid")).values()}
+    known = {content for name in same for content in image_contents(before[name], _used(study, before[name])).values()}
     seen = (
         f"{site.name}/{case}"
         for site in asked.sites.values()
-        for case, content in image_contents(site, splits).items()
+        for case, content in image_contents(site, [case for case in site.cases if case.split in splits]).items()
         if content in known
     )
     return Seen(tuple(name for name in seen if name in scored), tuple(name for name in trained if name not in same))
+
+
+def _used(study: Study, site: SiteFolder) -> Iterator[Case]:
+    """The cases that train or choose; most methods leave out those without a mask."""
+    for case in site.cases:
+        if case.split in ("train", "valid") and (case.label is not None or study.method.unlabelled):
+            yield case
 
 
 def _same_table(told: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

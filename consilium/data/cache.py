@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -85,11 +85,11 @@ def case_facts(
     return {"labels": list(labels), "cases": len(site.cases), "table": table_hash(site.cases), "arrays": arrays}
 
 
-def image_contents(site: SiteFolder, splits: Collection[str], cache: Path | None = None) -> dict[str, str]:
-    """By case: what its image file holds, as a hash; without the files that cannot be read."""
+def image_contents(site: SiteFolder, cases: Iterable[Case], cache: Path | None = None) -> dict[str, str]:
+    """Of some cases of a site: what the image file holds, as a hash; without the files that cannot be read."""
     with _usable(cache_root() if cache is None else Path(cache)) as root:
         hashes = _file_hashes(site, root)
-        found = {case.name: hashes.of(case.image) for case in site.cases if case.split in splits}
+        found = {case.name: hashes.of(case.image) for case in cases}
         hashes.save(whole=False)
     return {name: content for name, content in found.items() if content != UNREADABLE}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.cli.terminal import call, refused
 from tests.toy import toy_study
 
 Finished = Callable[[str], Path]
+TEACHERS = {"fedavg-pl": {"method__teachers__rounds": 1}}
 SEEN = (("bea", 0.2), ("cid", 0.4))  # sites, and the Dice of their only case
 
 
@@ -93,6 +95,24 @@ def test_a_site_whose_table_has_changed_since_is_named(finished: Finished, feder
         assert done.document["changed_since_training"] == ["bea"]
         assert not any(name.startswith("bea/") for name in done.document["seen_in_training"])
         assert "table of bea is not as in the training" in done.err
+
+
+@pytest.mark.parametrize(("method", "used"), [("fedavg", False), ("fedavg-pl", True)])
+def test_a_case_without_a_mask_was_seen_only_by_methods_that_use_it(
+    method: str, used: bool, organs: Path, tmp_path: Path
+) -> None:
+    """Another federation has its mask, which was drawn later."""
+    bare = shutil.copytree(organs, tmp_path / "bare")
+    table = bare / "ada/cases.csv"
+    found = re.search(r"(?m)^(.*?),.*,train,.*,(labels/.*)$", table.read_text())
+    assert found is not None
+    table.write_text(table.read_text().replace(found[2], ""))
+    study = tmp_path / "study.toml"
+    study.write_text(toy_study(bare, method, study__rounds=1, **TEACHERS.get(method, {})).to_toml())
+    run = call("run", study, "--workers", 0, "--runs", tmp_path / "runs", "--json").document["run"]
+    done = call("evaluate", run, organs, "--split", "train", "--json")
+    scored = {f"{row['site']}/{row['case']}" for row in done.document["cases"]}
+    assert scored - set(done.document["seen_in_training"]) == (set() if used else {f"ada/{found[1]}"})
 
 
 def test_pooled_training_has_seen_the_cases_of_all_sites(finished: Finished, federation: Path) -> None:
