@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from consilium.consent import Decision, Decisions, study_digest
 from consilium.errors import StudyError
+from consilium.fields import to_toml
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import RULES, Hospital, read_hospital
 from consilium.policy import Refused, read_key, simulated_secret
@@ -45,8 +47,17 @@ def read_rules(paths: Sequence[Path], study: Study) -> Rules:
             raise StudyError(f"--policy: two files are of site '{site}'.")
         there = Path(hospital.data).is_dir()
         note = "" if there else f"{path}: data = {hospital.data!r} is no folder; the hospital could not start with it"
-        found[site] = SiteRehearsal(path.read_bytes(), _decision(hospital, study), note)
+        found[site] = SiteRehearsal(_portable(path, hospital), _decision(hospital, study), note)
     return found
+
+
+def _portable(path: Path, hospital: Hospital) -> bytes:
+    """A hospital.toml for another folder: it names code, which lies beside it, by full paths."""
+    if not hospital.limits.code:
+        return path.read_bytes()
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    tables["limits"]["code"] = hospital.limits.code
+    return "\n".join(f"{key} = {to_toml(value)}" for key, value in tables.items()).encode()
 
 
 def objections(rules: Rules, study: Study) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pytest
 from consilium import simulation
 from consilium.cli.main import main
 from consilium.errors import StudyError
+from consilium.extensions import code_hash
 from consilium.left_log import left
 from consilium.rehearsal import objections, put_rules, read_rules, runs_under
 from consilium.reports.comparing import compare
@@ -85,6 +86,24 @@ def test_a_refusal_is_the_sentence_of_the_roll_call(
     assert {event["site"] for event in events(folder, "train")} == {"ada", "cid"}
     assert {row.site for row in folder.rows()} == {"ada", "cid"}
     simulation.resume(folder.path, workers=0)  # finished, and still the same run
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_code_lies_beside_the_real_rules(same: bool, federation: Path, tmp_path: Path) -> None:
+    """The rehearsal's copy of them is in another folder."""
+    steps = [tmp_path / place / "step.py" for place in ("study", "hospital")]
+    for step in steps:
+        step.parent.mkdir()
+        step.write_text("def same(array, spacing):\n    return array\n")
+    study = toy_study(federation, study__rounds=1, preprocess__steps=[f"{steps[0]}:same"])
+    allowed = f"step.py:same {code_hash(f'{steps[1]}:same')}"
+    if not same:
+        steps[1].write_text("def same(array, spacing):\n    return 2 * array\n")
+    rules = hospital(steps[1].parent, limits=f'code = ["{allowed}"]')
+    said = list(objections(read_rules([rules], study), study))
+    folder = rehearse(study, rules, tmp_path / "runs")
+    assert ["its hash is another" in line for line in said] == ([] if same else [True])
+    assert [event["site"] for event in events(folder, "left out")] == ([] if same else ["bea"])
 
 
 @pytest.mark.parametrize(
