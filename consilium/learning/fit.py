@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
+from consilium.learning.loss_scaling import gradients_of
 from consilium.learning.optimizers import learning_rate, load_state, read_state
 from consilium.learning.per_patient import ClippedSum, PatientGradients
 from consilium.learning.training_networks import training_network
@@ -169,12 +170,19 @@ class _ActiveJob:
         self.losses.append((loss.detach(), len(batch.cases)))  # read at the end: a GPU need not wait for every batch
         self.cases += len(batch.cases)
         if not self.job.step:
-            (loss * len(batch.cases)).backward()  # type: ignore[no-untyped-call]
+            self._add_gradient(loss * len(batch.cases))
             return
         if self.job.penalty is not None:
             loss = loss + self.job.penalty(dict(zip(self.names, self.parameters)))
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self._step()
+
+    def _add_gradient(self, loss: Tensor) -> None:
+        if self.site.local.precision != "float16":
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        for parameter, slope in zip(self.parameters, gradients_of(loss, self.parameters, "float16")):
+            parameter.grad = slope if parameter.grad is None else parameter.grad + slope
 
     def learn_privately(self, draw: Draw, name: str, models: int) -> None:
         """A step on the noised mean gradient of the drawn patients; `models` are trained on the same draw.

@@ -1,7 +1,7 @@
 """Gradients of a loss in float16, where small numbers become zero: those of a multiple of the loss, divided again.
 
-`fit` does this by PyTorch's scaler, which leaves out a step whose gradient is too large. A method that computes its own
-gradients needs each of them.
+`fit` steps with PyTorch's scaler, which leaves out a step whose gradient is too large. A method that computes its own
+gradients, and a selector whose gradient is sent, need each of them.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from consilium.learning.fit import Job, fit
 from consilium.learning.gradients import GradientNetwork
 from consilium.learning.loss_scaling import gradients_of
 from consilium.learning.mixture import Mixture
-from tests.learning.small import batch, line, site
+from tests.learning.small import FIRST, batch, line, site, value
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e3])
@@ -30,6 +31,15 @@ def test_gradients_are_those_of_float32(size: float) -> None:
     mixture.backward(value, precision="float16")
     assert mixture.p.grad is not None
     assert mixture.p.grad.tolist() == pytest.approx([12 * size, 6 * size], rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e3])
+def test_a_mean_gradient_over_batches_is_that_of_float32(size: float) -> None:
+    """That of FedSM's selector: size · Σ w x over x = 1, 2 | 3 has size · (3 · 2 + 3) / 3 = 3 size in the mean."""
+    here = site(batch([1.0, 2.0], [0.0, 0.0]), batch([3.0], [0.0]), precision="float16")
+    job = Job(line(4.0), loss=lambda output, _: size * output.float().sum(), step=False)
+    gradient = fit(here, {"selector": job}, FIRST)["selector"].gradient
+    assert gradient is not None and value(gradient) == pytest.approx(3 * size, rel=1e-3)
 
 
 def test_a_loss_without_a_finite_gradient_has_none() -> None:
