@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from consilium.errors import StudyError
 from consilium.files import read_json, write_json
-from consilium.suites.planning import SuiteRow, candidates, finished, folder_of, study_of, trials
+from consilium.suites.planning import SuiteRow, candidates, finished, folder_of, settings_text, study_of, trials
 from consilium.suites.sections import STATE, Suite
 from consilium.suites.settings import Settings, names
 
@@ -41,6 +41,19 @@ class SettingsChoice:
         chosen = None if self.chosen is None else dict(self.chosen)
         about = {"row": self.row.name, "method": self.row.method, "settings": dict(self.row.settings)}
         return {**about, "tried": tried, "chosen": chosen}
+
+    def at_an_end(self) -> Iterator[str]:
+        """The chosen numbers beyond which nothing was tried: "lr 0.1, the largest". Only of three values or more.
+
+        Counts, such as epochs, and 0 as the smallest have nothing beyond them.
+        """
+        for key, value in (self.chosen or {}).items():
+            tried = {t.settings[key] for t in self.tried if isinstance(t.settings.get(key), (int, float))}
+            if len(tried) < 3 or not any(isinstance(one, float) for one in tried):
+                continue
+            end = "largest" if value == max(tried) else "smallest" if 0 != value == min(tried) else ""
+            if end:
+                yield f"{settings_text({key: value})}, the {end}"
 
 
 def choose(suite: Suite, row: SuiteRow, runs: Path, failed: Collection[str] = ()) -> SettingsChoice:
@@ -93,6 +106,13 @@ def _within(choice: SettingsChoice, state: str | None) -> SettingsChoice:
     """The row's best candidate among those with this optimiser state."""
     scored = [t for t in choice.tried if t.valid is not None and t.settings[STATE] == state]
     return replace(choice, chosen=max(scored, key=lambda t: t.valid or 0.0).settings if scored else None)
+
+
+def end_notes(choices: Iterable[SettingsChoice]) -> list[str]:
+    """A sentence on the rows whose search may have been too narrow, if there are any."""
+    found = {choice.row.name: ", ".join(choice.at_an_end()) for choice in choices}
+    texts = [f"{name}: {text}" for name, text in found.items() if text]
+    return [f"At an end of what was tried, so that a value beyond it may be better: {'; '.join(texts)}."] * bool(texts)
 
 
 def write_choices(suite: Suite, choices: Sequence[SettingsChoice], path: Path, failed: Collection[str] = ()) -> None:

@@ -15,6 +15,7 @@ from consilium.reports.comparing import cell
 from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import STATES, Cell, TextCell, called
 from consilium.scores.means import MEAN
+from consilium.suites.choosing import end_notes
 from consilium.suites.entries import Difference, RowRuns, TableEntry, difference
 from consilium.suites.metrics import by_metric, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, without
@@ -127,8 +128,9 @@ def _choices(suite: Suite, standings: Sequence[RowRuns]) -> Iterator[FederationT
     }
     papers = tuple(paper for paper in suite.papers if paper.about == "choices")
     if chosen or papers:
+        notes = tuple(end_notes(standing.choice for standing in standings))
         yield FederationTable(
-            "chosen", "Chosen on validation cases", suite.grid[FEDERATION], _lines(chosen), papers=papers
+            "chosen", "Chosen on validation cases", suite.grid[FEDERATION], _lines(chosen), notes, papers
         )
 
 

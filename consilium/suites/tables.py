@@ -14,6 +14,7 @@ from consilium.reports.reading import RunView
 from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, TableLine, TextCell, in_order
 from consilium.scores.means import ScoreEntry
 from consilium.scores.views import by_case
+from consilium.suites.choosing import end_notes
 from consilium.suites.entries import Difference, RowRuns, TableEntry, difference, headline_of
 from consilium.suites.metrics import by_metric, everywhere, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, settings_text, without
@@ -95,6 +96,7 @@ class SuiteTable:
         ]
         if chosen:
             notes.append(f"Chosen on validation cases: {'; '.join(chosen)}.")
+        notes += end_notes(standing.choice for standing in standings)
         return [*notes, *fewer_notes(standings, self.seeds), *self.lacking]
 
     def to_rich(self) -> list[RenderableType]:

@@ -108,6 +108,16 @@ def test_choices_stand_in_a_table_beside_the_papers(tmp_path: Path, monkeypatch:
     assert [[cell.text for cell in line] for line in chosen.grid()] == [
         ["setting", "east", "west"], ["FedProx: mu", "1.0", "1.0"],
     ]  # fmt: skip
+    assert chosen.notes == ()  # two values are no search
+
+
+def test_a_choice_at_an_end_is_told_with_its_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rest = '[grid]\n"data.federation" = ["data/east", "data/west"]\n[choose]\n"method.mu" = [0.01, 0.1, 1.0]\n'
+    monkeypatch.setattr(running, "simulation", FakeRuns(scores))
+    (note,) = run_suite(suite_of_two(tmp_path, rest), tmp_path / "runs", workers=0).federations[-1].notes
+    assert note.endswith("FedProx (federation data/east): mu 1.0, the largest; "
+                         "FedProx (federation data/west): mu 1.0, the largest.")  # fmt: skip
 
 
 def test_federations_of_the_same_name_keep_their_paths() -> None:

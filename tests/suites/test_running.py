@@ -160,6 +160,28 @@ def test_of_equal_candidates_the_first_is_taken_and_another_seed_may_choose(
     assert [(s.local.lr, s.plan.seed) for s in runs.made] == [(0.1, 9), (0.01, 9), (0.1, 0), (0.1, 1)]
 
 
+def test_a_choice_at_an_end_of_its_list_is_told(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something beyond it may be better, as long as there is something: not of counts, not below 0."""
+    lists = '"local.lr" = [0.1, 0.03, 0.01]\n"local.epochs" = [1, 2, 5]\n'
+    own = '[methods.fedprox.choose]\n"method.mu" = [0.0, 0.1, 1.0]\n"local.lr" = [0.1, 0.03]\n"local.epochs" = [1]'
+    suite = write_suite(tmp_path, federation, 'methods = ["fedavg", "fedprox"]', f"[choose]\n{lists}{own}")
+
+    def told(best_lr: float, best_mu: float) -> list[str]:
+        def scores(study: Study) -> tuple[Scores, Scores]:
+            good = (study.local.lr == best_lr) + (getattr(study.method, "mu", best_mu) == best_mu)
+            return flat(0.2 * good + 0.01 * study.local.epochs), flat(0.5)
+
+        fake(monkeypatch, scores)
+        notes = run_suite(suite, tmp_path / f"runs-{best_lr}-{best_mu}").tables[0].notes()
+        return [note.rpartition("better: ")[2] for note in notes if note.startswith("At an end of what was tried")]
+
+    assert told(0.1, 1.0) == ["FedAvg: lr 0.1, the largest; FedProx: mu 1.0, the largest."]  # two values of lr: no list
+    assert told(0.01, 0.0) == ["FedAvg: lr 0.01, the smallest."]
+    assert told(0.03, 0.1) == []
+
+
 def test_nothing_is_chosen_without_validation_cases(
     tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
