@@ -127,6 +127,12 @@ def difference(row: TableEntry, base: TableEntry, label: str) -> Difference | No
     return Difference(found.difference, sd, found.low, found.high, found.p, found.cases, by_seed, found.single)
 
 
+def single_notes(sites: Sequence[str]) -> list[str]:
+    """A sentence on sites with one test case, if there are any: how wide an interval is, is the other sites' there."""
+    spread = "Its own spread is unknown; the interval takes that of the other sites' cases."
+    return [f"One test case only: {', '.join(sites)}. {spread}"] * bool(sites)
+
+
 def headline_of(run: RunView) -> Headline:
     assert run.headline is not None  # finished runs have one
     return run.headline

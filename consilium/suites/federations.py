@@ -16,7 +16,7 @@ from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import STATES, Cell, TextCell, called
 from consilium.scores.means import MEAN
 from consilium.suites.choosing import end_notes
-from consilium.suites.entries import Difference, RowRuns, TableEntry, difference
+from consilium.suites.entries import Difference, RowRuns, TableEntry, difference, single_notes
 from consilium.suites.metrics import by_metric, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, without
 from consilium.suites.rendering import json_papers, markdown_text, rich_tables
@@ -116,7 +116,10 @@ def _figures(
     papers = papers_of(suite, label, metric)
     lines = _lines(gaps)
     if lines or papers:  # one row, or one that has run, has nothing to compare
-        yield FederationTable("difference", title, places, lines, (note,), papers)
+        names = short_names(places)
+        single = {(place, site) for (_, place), gap in gaps.items() if gap for site in gap.single}
+        few = single_notes([f"{site} ({names[place]})" for place, site in sorted(single)])
+        yield FederationTable("difference", title, places, lines, (note, *few), papers)
 
 
 def _choices(suite: Suite, standings: Sequence[RowRuns]) -> Iterator[FederationTable]:

@@ -15,7 +15,7 @@ from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison
 from consilium.scores.means import ScoreEntry
 from consilium.scores.views import by_case
 from consilium.suites.choosing import end_notes
-from consilium.suites.entries import Difference, RowRuns, TableEntry, difference, headline_of
+from consilium.suites.entries import Difference, RowRuns, TableEntry, difference, headline_of, single_notes
 from consilium.suites.metrics import by_metric, everywhere, fewer_notes, lacking_notes, papers_of
 from consilium.suites.planning import reference, settings_text, without
 from consilium.suites.rendering import json_papers, markdown_text, rich_tables
@@ -79,11 +79,7 @@ class SuiteTable:
                 f"Against {self.reference}: the difference of the site means, paired seed by seed and case by case; "
                 "its interval is over cases (bootstrap within each site), its ± over seeds."
             )
-        if single := sorted({site for gap in self.differences.values() for site in gap.single}):
-            notes.append(
-                f"One test case only: {', '.join(single)}. Its own spread is unknown; the interval takes that of the "
-                "other sites' cases."
-            )
+        notes += single_notes(sorted({site for gap in self.differences.values() for site in gap.single}))
         if any(self.wide.values()):
             notes.append("Mean with outside: over all sites, also those that did not train; each weighs the same.")
         if self.last_rounds:

@@ -63,6 +63,21 @@ def test_methods_by_federations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert lines[0]["federations"]["data/west"]["value"] == pytest.approx(0.46)
 
 
+def test_sites_with_one_test_case_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def few(study: Study) -> tuple[Scores, Scores]:
+        valid, test = scores(study)
+        return valid, {**test, "bea": test["bea"][:1]} if Path(study.data.federation).name == "east" else test
+
+    monkeypatch.setattr(running, "simulation", FakeRuns(few))
+    gap = run_suite(suite_of_two(tmp_path, GRID), tmp_path / "runs", workers=0).federations[-1]
+    assert gap.figure == "difference"
+    assert [note for note in gap.notes if note.startswith("One test case only")] == [
+        "One test case only: bea (east). Its own spread is unknown; the interval takes that of the other sites' cases."
+    ]
+
+
 def test_one_row_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = suite_of_two(tmp_path, '[grid]\n"data.federation" = ["data/east", "data/west"]\n')
