@@ -217,7 +217,7 @@ def test_the_guard_of_the_main_teacher_is_named_where_it_is(
     for place in ("abdomen", "abdomen-quick-s0", "abdomen-quick-2-s0", "abdomen-quick-3-s0"):
         (tmp_path / "data" / place).symlink_to(abdomen)
     seen = set()
-    for path in (path for path in UFPS if "s12" not in path.stem):
+    for path in (*(path for path in UFPS if "s12" not in path.stem), TEACHERS):
         suite = load_suite(path)
         for row in rows(suite):
             method: Any = study_of(suite, Planned(row, {}, 0)).method
