@@ -25,6 +25,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 SUITES = sorted(STUDIES.glob("fedsm_table*.toml"))
 QUESTIONS = ["fedsm_ensemble", "fedsm_ensemble_quick", "fedsm_lambda_prostate_quick"]
 QUESTIONS += ["fedsm_shares_quick", "fedsm_shares_prostate_quick"]  # no table of a paper is made by these alone
+QUESTIONS_FILES = [STUDIES / f"{stem}.toml" for stem in QUESTIONS]
 REAL = ["real_hippocampus", "real_prostatex"]
 UFPS = sorted([*STUDIES.glob("ufps_table*.toml"), *STUDIES.glob("ufps_s[0-9]*.toml")])
 FIGURE2 = sorted(STUDIES.glob("ufps_figure2*.toml"))  # curves: the paper prints no figures of them
@@ -128,6 +129,13 @@ def test_the_baselines_own_settings_are_searched(path: Path) -> None:
             assert len({one["method.sigma"] for one in tried}) >= 2, row.name
         else:
             assert len({one["method.mu"] for one in tried}) >= 3, row.name
+
+
+def test_quick_suites_on_the_same_phantom_search_the_learning_rates_that_it_chose() -> None:
+    """Tables 7 and of λ chose 1e-2 and 3e-2, the largest tried: no other suite may stop below them."""
+    for path in (path for path in SUITES + QUESTIONS_FILES if path.stem.endswith("_quick")):
+        rates = load_suite(path).choose.get("local.lr", ())
+        assert not rates or {1e-2, 3e-2} <= set(rates), path.stem
 
 
 def test_every_suite_is_listed_on_the_page() -> None:
