@@ -116,6 +116,14 @@ def test_suites_that_share_a_folder_draw_the_same_phantom() -> None:
         assert drawn.setdefault(table.get("to", ""), table) == table, path.name
 
 
+@pytest.mark.parametrize("stem", ["fedsm_table6", "fedsm_table6_quick"])
+def test_pfedmes_inner_steps_go_as_far_as_they_did_on_real_volumes(stem: str) -> None:
+    """With an inner learning rate of 0.1 it hardly trains there, 0.3 was chosen."""
+    suite = load_suite(STUDIES / f"{stem}.toml")
+    (row,) = (row for row in rows(suite) if row.settings["method.personal"] == "pfedme")
+    assert {one["method.personal_fields"]["inner_lr"] for one in candidates(suite, row)} >= {0.05, 0.1, 0.3}
+
+
 @pytest.mark.parametrize("path", [*SUITES, *APPLE, *TENTHS], ids=lambda path: path.stem)
 def test_the_baselines_own_settings_are_searched(path: Path) -> None:
     """FedProx's μ, and HeurFedAMP's strength and σ: 0.01 was the best strength in most searches that had it."""
