@@ -56,7 +56,8 @@ def close_kit(kit: Path, kind: str) -> None:
     else:
         settings["allow_log_streaming"] = False
         parts["process_launcher"]["path"] = f"{LAUNCHERS}.SiteJobStarter"
-    settings["components"] = list(parts.values())
+    # `returning` first: the job that goes on is there before the scheduler hears that another may start
+    settings["components"] = sorted(parts.values(), key=lambda part: part["id"] != "returning")
     _update(settings, path)
     _update(RIGHTS, kit / "local" / "authorization.json")
     _update(_communication(kit), kit / "local" / "comm_config.json")
@@ -67,6 +68,7 @@ def _set_server(settings: dict[str, Any], parts: dict[str, Any], kit: Path) -> N
     settings["servers"][0]["max_num_clients"] = MOST
     settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
     parts["job_manager"]["args"]["uri_root"] = str(kit / "jobs")
+    parts["job_scheduler"]["path"] = "consilium.federation.scheduling.Scheduler"
     parts["job_scheduler"]["args"] = {
         "max_jobs": 1,
         "max_schedule_count": 1_000_000,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ OUTCOME, FOLLOWED_BY = "consilium_outcome", "consilium_followed_by"  # what the 
 AGAIN = "consilium_again"  # of a job: make a new run of the study, though there is one
 NO_RESUME = "CONSILIUM_NO_RESUME"  # set: a person resumes runs whose server died
 CRASHES = 3  # in a row, without a round between them, after which a person has to look
-RECONNECT = 90.0  # seconds for the sites to connect again to a server that was started again
+JUST_BEHIND = 1e-3  # seconds; a job takes the place of the one that it follows, and is listed after it
 
 
 class Returning(FLComponent):  # type: ignore[misc]
@@ -101,27 +99,17 @@ class Returning(FLComponent):  # type: ignore[misc]
         write_json(outcome, outcome_path(kit, job))
         _jobs(fl_ctx).update_meta(job, {OUTCOME: outcome}, fl_ctx)
         if outcome["again"]:
-            threading.Thread(target=self._go_on_with_all, args=(job, fl_ctx.get_engine()), daemon=True).start()
-
-    def _go_on_with_all(self, job: str, engine: Any) -> None:
-        """Wait for the sites first: they connect to a server that was started again one after the other."""
-        end = time.monotonic() + RECONNECT
-        with engine.new_context() as fl_ctx:
-            told = _jobs(fl_ctx).get_job(job, fl_ctx).meta.get(JobMetaKey.DEPLOY_MAP.value, {})
-            sites = {str(site) for places in told.values() for site in places} - {"server"}
-            while time.monotonic() < end:
-                if sites <= {client.name for client in list(engine.client_manager.clients.values())}:
-                    break
-                time.sleep(1.0)
             self._go_on(job, fl_ctx)
 
     def _go_on(self, job: str, fl_ctx: FLContext) -> None:
-        """A new job of the same study; the run folder says from which round."""
+        """A new job of the same study, before all that wait; the run folder says from which round."""
         manager = _jobs(fl_ctx)
         before = manager.get_job(job, fl_ctx).meta
         meta = {key.value: before[key.value] for key in KEPT if key.value in before}
         meta[JobMetaKey.CLONED_FROM.value] = job
         new = manager.clone(from_jid=job, meta=meta, fl_ctx=fl_ctx).get(JobMetaKey.JOB_ID.value)
+        place = float(before[JobMetaKey.SUBMIT_TIME.value]) + JUST_BEHIND
+        manager.update_meta(new, {JobMetaKey.SUBMIT_TIME.value: place}, fl_ctx)
         manager.update_meta(job, {FOLLOWED_BY: new}, fl_ctx)
         self.log_info(fl_ctx, f"job {job} goes on as {new}", fire_event=False)
 

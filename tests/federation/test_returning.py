@@ -17,9 +17,12 @@ from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.utils.process_utils import spawn_process
 
+from consilium.federation.kits import make_kits
 from consilium.federation.launchers import ServerJobHandle
 from consilium.federation.places import outcome_path, runs_of
-from consilium.federation.returning import CRASHES, NO_RESUME, Returning, died
+from consilium.federation.project import Project
+from consilium.federation.returning import CRASHES, FOLLOWED_BY, NO_RESUME, Returning, died
+from consilium.federation.scheduling import RECONNECT, Scheduler
 from consilium.files import write_json
 
 
@@ -140,3 +143,74 @@ def test_a_job_process_that_a_signal_ended_has_not_failed_by_itself(script: str,
     assert handle.poll() == code
     status = JobRunner._classify_finished_job_status({RunProcessKey.PROCESS_RETURN_CODE: handle.poll()})
     assert (status == RunStatus.FINISHED_ABNORMAL) == (script == "kill -9 $$")
+
+
+# ------------------------------------------------------------------------------------ which job starts next
+
+
+class Jobs:
+    """What NVIDIA FLARE's store of jobs does here."""
+
+    def __init__(self, **metas: dict[str, Any]) -> None:
+        self.metas = metas
+
+    def get_job(self, job: str, _: Any) -> Any:
+        return SimpleNamespace(job_id=job, meta=dict(self.metas[job]))
+
+    def get_jobs_by_status(self, states: list[RunStatus], _: Any) -> list[Any]:
+        told = [state.value for state in states]
+        return [self.get_job(job, _) for job, meta in self.metas.items() if meta["status"] in told]
+
+    def set_status(self, job: str, state: RunStatus, _: Any) -> None:
+        self.metas[job]["status"] = state.value
+
+    def update_meta(self, job: str, facts: dict[str, Any], _: Any) -> None:
+        self.metas[job].update(facts)
+
+    def clone(self, from_jid: str, meta: dict[str, Any], fl_ctx: Any) -> dict[str, Any]:
+        new = {**meta, "job_id": f"{from_jid}-again", "submit_time": 99.0, "status": "SUBMITTED"}
+        self.metas[new["job_id"]] = new
+        return new
+
+
+def job_meta(submitted: float, *sites: str, status: str = "SUBMITTED") -> dict[str, Any]:
+    return {"submit_time": submitted, "deploy_map": {"app": ["server", *sites]}, "status": status}
+
+
+def ready(scheduler: Scheduler, jobs: Jobs, *connected: str) -> list[str]:
+    """The jobs that may start while these sites are connected."""
+    engine = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in connected])
+    waiting = [jobs.get_job(job, None) for job, meta in jobs.metas.items() if meta["status"] == "SUBMITTED"]
+    return [job.job_id for job in scheduler.ready(waiting, engine)]
+
+
+def test_a_run_whose_server_died_goes_on_before_the_jobs_that_wait(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(waits=job_meta(2.0, "ada"), runs=job_meta(1.0, "ada", "bea", status="RUNNING"))
+    write_json({"job": "runs", "run": "run", "state": "running", "said": ""}, outcome_path(kit, "runs"))
+    workspace = SimpleNamespace(get_root_dir=lambda: str(kit))
+    engine = SimpleNamespace(get_component=lambda _: jobs, get_workspace=lambda: workspace)
+    returning = Returning()
+    monkeypatch.setattr(returning, "log_info", lambda *_, **__: None)
+    returning.handle_event(EventType.SYSTEM_START, SimpleNamespace(get_engine=lambda: engine))  # type: ignore[arg-type]
+    assert jobs.metas["runs"]["status"] == RunStatus.FINISHED_ABNORMAL.value
+    assert jobs.metas["runs"][FOLLOWED_BY] == "runs-again"
+    assert 1.0 < jobs.metas["runs-again"]["submit_time"] < 2.0
+    assert ready(Scheduler(), jobs, "ada", "bea") == ["runs-again", "waits"]
+
+
+def test_a_server_that_was_started_again_waits_for_the_sites_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a waiting job would start with the first site that is back, and leave the others out for good."""
+    jobs = Jobs(later=job_meta(2.0, "ada"), sooner=job_meta(1.0, "ada", "bea"))
+    scheduler = Scheduler(max_jobs=1)
+    assert ready(scheduler, jobs, "ada") == []  # `later` does not overtake
+    assert ready(scheduler, jobs, "ada", "bea") == ["sooner", "later"]
+    monkeypatch.setattr("time.monotonic", lambda: scheduler._until + 1.0)
+    assert ready(scheduler, jobs, "ada") == ["sooner", "later"]  # bea stays away
+    assert RECONNECT == 90.0  # docs/deployment.md says so
+
+
+def test_a_job_that_goes_on_is_there_before_another_may_start(tmp_path: Path) -> None:
+    kit = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")["server"]
+    parts = {part["id"]: part for part in json.loads((kit / "local/resources.json").read_text())["components"]}
+    assert next(iter(parts)) == "returning"
+    assert parts["job_scheduler"]["path"] == f"{Scheduler.__module__}.{Scheduler.__name__}"
