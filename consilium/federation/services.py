@@ -57,6 +57,8 @@ def write_service(
     kind = "server" if (kit / "startup" / "server.crt").exists() else "site"
     name = str(kit_of(kit, kind)["name"])
     settings = None
+    if kind == "server" and hospital is not None:
+        raise DataError(f"--hospital {hospital}: the kit is of the server, which has no hospital.toml; leave it out.")
     if kind == "site":
         if hospital is None:
             raise DataError("a site needs its settings: --hospital FILE.toml.")

@@ -109,6 +109,12 @@ def test_what_cannot_be_a_unit_is_refused(
     assert not (tmp_path / to).exists()
 
 
+def test_a_server_has_no_hospital(kits: dict[str, Path], tmp_path: Path) -> None:
+    """`federation server` has no such option: the unit would start nothing."""
+    with pytest.raises(DataError, match="leave it out"):
+        write_service(kits["server"], tmp_path / "hospital.toml", tmp_path / "a.service", "med")
+
+
 # ------------------------------------------------------------------------------------ containers
 
 
