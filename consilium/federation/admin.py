@@ -21,7 +21,7 @@ from consilium.federation.cell_guard import guard_cells
 from consilium.federation.certificates import certificate_of, require_one_kit
 from consilium.federation.downloads import copy_plain, guard_downloads, inside
 from consilium.federation.job_files import write_app
-from consilium.federation.places import STANDING
+from consilium.federation.places import OVER, STANDING
 from consilium.federation.project import SUBMITS
 from consilium.federation.returning import AGAIN, FOLLOWED_BY, OUTCOME
 from consilium.federation.supervisor import kit_of
@@ -29,7 +29,6 @@ from consilium.files import read_json, read_line
 from consilium.study import Study, with_plan
 
 TRIES = 5
-LAST = ("FINISHED", "FAILED", "ABANDONED")
 ONLY_WATCHES = "the server does not let this administrator do that: its kit is for watching only; use a submitter's."
 
 
@@ -127,7 +126,7 @@ class AdminClient:
         return self.state(job)
 
     def over(self, job: str) -> bool:
-        return self.state(job).startswith(LAST)
+        return self.state(job).startswith(OVER)
 
     def jobs(self) -> list[Mapping[str, Any]]:
         return list(_patiently(self.session.list_jobs))
@@ -229,7 +228,7 @@ class AdminClient:
     @contextlib.contextmanager
     def _results(self, job: str) -> Iterator[Path]:
         state = self.state(job)
-        if not state.startswith(LAST):
+        if not state.startswith(OVER):
             raise RunError(f"job {job} is still running ({state.lower()}); wait for it, or stop it.")
         with tempfile.TemporaryDirectory() as folder:
             with _asking():

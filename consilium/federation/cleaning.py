@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilium.caps import held_by
-from consilium.federation.places import runs_of
+from consilium.errors import RunError
+from consilium.federation.places import OVER, runs_of
+from consilium.files import read_json
 from consilium.hospital import Hospital
 from consilium.left_log import LOG
 from consilium.store import RELEASE
@@ -76,8 +78,23 @@ def _but_the_log(place: Path) -> tuple[Path, ...]:
 
 
 def _jobs(kit: Path) -> Iterator[Leftover]:
-    for folder in (kit, kit / "jobs-storage", kit / "snapshot-storage"):
-        yield from (_made("job", path) for path in _folders(folder) if JOB.fullmatch(path.name))
+    """Files of jobs that are over; a server keeps a copy of what every job found in `jobs`."""
+    places = [
+        path
+        for folder in (kit, kit / "jobs", kit / "snapshots", kit / "returned")
+        for path in _folders(folder)
+        if JOB.fullmatch(path.name)
+    ]
+    under_way = {path.name for path in places if path.parent.name == "jobs" and not _over(path / "meta")}
+    yield from (_made("job", path) for path in places if path.name not in under_way)
+
+
+def _over(meta: Path) -> bool:
+    """Whether a job of the server's store has ended; one that waits or runs may be old."""
+    try:
+        return str(read_json(meta)["status"]).startswith(OVER)
+    except (RunError, KeyError, TypeError):
+        return False
 
 
 def _folders(folder: Path) -> list[Path]:

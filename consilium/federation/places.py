@@ -9,6 +9,7 @@ EVENTS = "events.jsonl"  # what happened to a participant, one JSON object per l
 OUTPUT = "process.log"  # what its process prints
 STANDING = "consilium_standing"  # the table about sites in the server's answer to `status`
 CONNECTED = "connections.json"  # whom it is connected with now
+OVER = ("FINISHED", "FAILED", "ABANDONED")  # how the states of jobs that have ended begin
 
 
 def runs_of(kit: Path) -> Path:

@@ -112,12 +112,39 @@ def test_the_settings_of_the_folder_are_taken_where_nothing_is_named(
     assert "old-s0-1" in capsys.readouterr().out
 
 
+def server_job(kit: Path, meta: str) -> None:
+    """Files of a job fifty days old, and what the server's store says of it."""
+    made(kit, {f"{JOB}/log.txt": 50, f"jobs/{JOB}/workspace": 50, f"jobs/{JOB}/meta": 50})
+    (kit / f"jobs/{JOB}/meta").write_text(meta)
+    os.utime(kit / f"jobs/{JOB}/meta", (0, 0))
+
+
 def test_a_server_keeps_its_runs_unless_they_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made(tmp_path, {f"{JOB}/log.txt": 50, f"jobs-storage/{JOB}/data": 50, "runs/a-s0-1/study.toml": 50})
+    server_job(tmp_path, '{"status": "FINISHED:COMPLETED"}')
+    made(tmp_path, {"runs/a-s0-1/study.toml": 50})
     assert command("clean", "--kit", str(tmp_path)) == 2
     assert "--older DAYS" in capsys.readouterr().err
     assert command("clean", "--kit", str(tmp_path), "--older", "30", "--yes") == 0
-    assert not (tmp_path / JOB).exists() and not (tmp_path / "jobs-storage" / JOB).exists()
+    assert not (tmp_path / JOB).exists() and not (tmp_path / "jobs" / JOB).exists()
     assert (tmp_path / "runs/a-s0-1/study.toml").exists()
     assert command("clean", "--kit", str(tmp_path), "--older", "30", "--runs", "--yes") == 0
     assert not (tmp_path / "runs/a-s0-1").exists()
+
+
+@pytest.mark.parametrize("meta", ['{"status": "RUNNING"}', '{"status": "SUBMITTED"}', "{", "[]"])
+def test_a_job_that_waits_or_runs_is_kept_however_old_it_is(tmp_path: Path, meta: str) -> None:
+    server_job(tmp_path, meta)
+    assert command("clean", "--kit", str(tmp_path), "--older", "30", "--yes") == 0
+    assert (tmp_path / JOB / "log.txt").exists() and (tmp_path / "jobs" / JOB / "workspace").exists()
+
+
+def test_jobs_lie_where_the_server_puts_them(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    from consilium.federation.kits import make_kits
+    from consilium.federation.project import Project
+    from consilium.federation.supervisor import prepare
+
+    kit = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")["server"]
+    prepare(kit, "server")
+    parts = {part["id"]: part for part in json.loads((kit / "local/resources.json").read_text())["components"]}
+    assert parts["job_manager"]["args"]["uri_root"] == str(kit / "jobs")
