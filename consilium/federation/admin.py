@@ -270,7 +270,7 @@ def open_admin(kit: Path, seconds: float = 10.0) -> Iterator[AdminClient]:
     """Log in with the administrator's kit."""
     facts = kit_of(kit, "admin")
     require_one_kit(kit, str(facts.get("user", "")))
-    if (own := certificate_of(kit)).days < 0:
+    if not (own := certificate_of(kit)).holds:
         raise DataError(own.warning())
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     guard_cells()
@@ -334,5 +334,6 @@ def _asking() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()):
+    """Without what NVIDIA FLARE prints: greetings, and a traceback of every question that did not reach the server."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

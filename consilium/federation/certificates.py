@@ -20,6 +20,7 @@ from consilium.errors import DataError
 from consilium.wording import counted
 
 AHEAD = timedelta(days=30)  # an end that is nearer is warned of
+EVER = datetime.min.replace(tzinfo=UTC)
 REVOKED = "revoked.pem"  # the authority's list, in a kit
 ROOT = Path("startup", "rootCA.pem")
 
@@ -32,25 +33,40 @@ class Certificate:
     role: str  # of an administrator, in NVIDIA FLARE's word; else empty
     serial: int
     expires: datetime
+    begins: datetime = EVER
 
     @property
     def days(self) -> int:
         """Whole days until its end; negative once it is over."""
         return (self.expires - datetime.now(UTC)).days
 
+    @property
+    def holds(self) -> bool:
+        """Whether it is valid now, by this machine's clock."""
+        return self.begins <= datetime.now(UTC) <= self.expires
+
     def validity(self) -> str:
         """Until when it is valid, in a few words."""
+        if datetime.now(UTC) < self.begins:
+            return f"valid from {self.begins:%Y-%m-%d}"
         on = f"{self.expires:%Y-%m-%d}"
         if self.days < 0:
             return f"expired on {on}"
         return f"valid until {on}{' (soon)' if self.warning() else ''}"
 
     def warning(self) -> str:
-        """A sentence if its end is near or past; else empty."""
-        if self.expires - datetime.now(UTC) > AHEAD:
+        """A sentence if it does not hold by this machine's clock, or its end is near; else empty."""
+        now = datetime.now(UTC)
+        if now < self.begins:
+            return (
+                f"the certificate of '{self.name}' is valid from {self.begins:%Y-%m-%d %H:%M} UTC, and this machine's "
+                f"clock says {now:%Y-%m-%d %H:%M} UTC; set the clock."
+            )
+        if self.expires - now > AHEAD:
             return ""
         on = f"{self.expires:%Y-%m-%d}"
-        when = f"expired on {on}" if self.days < 0 else f"expires on {on}, in {counted(self.days, 'day')}"
+        expired = f"expired on {on} (this machine's clock says {now:%Y-%m-%d})"
+        when = expired if self.days < 0 else f"expires on {on}, in {counted(self.days, 'day')}"
         return (
             f"the certificate of '{self.name}' {when}; the consortium renews it with `consilium federation kits renew`."
         )
@@ -64,9 +80,8 @@ def shown(pem: bytes) -> Certificate:
         parts = found.subject.get_attributes_for_oid(what)
         return str(parts[0].value) if parts else ""
 
-    return Certificate(
-        said(NameOID.COMMON_NAME), said(NameOID.UNSTRUCTURED_NAME), found.serial_number, found.not_valid_after_utc
-    )
+    name, role = said(NameOID.COMMON_NAME), said(NameOID.UNSTRUCTURED_NAME)
+    return Certificate(name, role, found.serial_number, found.not_valid_after_utc, found.not_valid_before_utc)
 
 
 def certificate_of(kit: Path) -> Certificate:

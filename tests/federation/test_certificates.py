@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 import stat
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -374,6 +375,44 @@ def test_an_end_is_warned_of_thirty_days_ahead(days: int, said: str) -> None:
     end = datetime.now(UTC) + timedelta(days=days, minutes=1)
     warning = Certificate("ada", "", 1, end).warning()
     assert re.search(said, warning) if said else warning == ""
+
+
+def test_a_clock_that_is_wrong_is_named() -> None:
+    """A site whose clock is behind does not connect, and NVIDIA FLARE says nothing at all."""
+    now = datetime.now(UTC)
+    early = Certificate("ada", "", 1, now + timedelta(days=300), now + timedelta(hours=3))
+    assert not early.holds
+    assert early.warning().endswith(f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC; set the clock.")
+    assert early.validity() == f"valid from {early.begins:%Y-%m-%d}"
+    late = Certificate("ada", "", 1, now - timedelta(days=2), now - timedelta(days=300))
+    assert not late.holds
+    assert f"(this machine's clock says {now:%Y-%m-%d})" in late.warning()
+
+
+def test_an_administrator_with_a_wrong_clock_reads_one_sentence(
+    consortium: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = datetime.now(UTC) + timedelta(hours=3)
+    early = Certificate("office@consilium.org", "", 1, ahead + timedelta(days=300), ahead)
+    monkeypatch.setattr(admin, "certificate_of", lambda _: early)
+    monkeypatch.setattr(admin, "require_one_kit", lambda *_: None)
+    with pytest.raises(DataError, match="set the clock"), admin.open_admin(consortium[1] / "admin", seconds=0.0):
+        pass
+
+
+def test_a_question_that_does_not_reach_the_server_shows_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    """NVIDIA FLARE prints one whenever its connection is gone."""
+
+    def gone() -> None:
+        try:
+            raise AttributeError("'NoneType' object has no attribute 'send_request'")
+        except AttributeError:
+            traceback.print_exc()
+        raise NoConnection("no reply")
+
+    with pytest.raises(NoConnection), admin._asking():
+        gone()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_no_certificate_is_made_that_would_end_with_the_authority(
