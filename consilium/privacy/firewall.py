@@ -155,7 +155,8 @@ class _View:
         rules, past, update = self.rules, self.past[site], self.now[site]
         common, growth = self._common_growth(others), self._growth(site)
         spread = _wander(past.lengths[-WINDOW:], "length")
-        if growth - common > max(math.log(rules.times), rules.sigmas * spread):
+        longer = growth - common > max(math.log(rules.times), rules.sigmas * spread)
+        if longer and (self._far_ahead(site, others) or not self._began_at_rest(site, others)):
             also = f"; the others' are {math.exp(common):.3g} times theirs" if self._known(others) else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
         if self._turned(site) and not self._with_half(others):
@@ -210,13 +211,15 @@ class _View:
     # ------------------------------------------------------------------------------------ against the others
 
     def _unlike_others(self, site: SiteName, others: Sequence[SiteName]) -> Iterator[str]:
-        rules = self.rules
-        ahead = self._ahead(site, others)
-        spread = _spread([self._reach(other) for other in others], "length")
-        if ahead > max(math.log(rules.times), rules.sigmas * spread):
-            yield f"'{self.part}' is {math.exp(ahead):.3g} times as long as the others' updates"
+        if self._far_ahead(site, others):
+            ahead = math.exp(self._ahead(site, others))
+            yield f"'{self.part}' is {ahead:.3g} times as long as the others' updates"
         theirs = [self.now[other].shift for other in others]
         yield from self._shifted(self.now[site].shift, statistics.median(theirs), _spread(theirs, "shift"))
+
+    def _far_ahead(self, site: SiteName, others: Sequence[SiteName]) -> bool:
+        spread = _spread([self._reach(other) for other in others], "length")
+        return self._ahead(site, others) > max(math.log(self.rules.times), self.rules.sigmas * spread)
 
     def _ahead(self, site: SiteName, others: Sequence[SiteName]) -> float:
         """How much longer than the others', as a logarithm; theirs as they are, or as they were at first if longer.
@@ -224,12 +227,22 @@ class _View:
         More cases are more steps, and the length grows with them, by a power between 1/2 (a random walk) and 1; means
         such as gradients do not grow at all. So a site is as far ahead as the kinder of the two readings says.
         """
+        return min(self._beside(math.log(self.now[site].length), site, others))
 
-        def by(power: float) -> float:
+    def _began_at_rest(self, site: SiteName, others: Sequence[SiteName]) -> bool:
+        """Its first update was nothing beside the others', as those of small sites under APPLE.
+
+        When it begins to learn, what it sends is hundreds of times as long as what it sent before.
+        """
+        if len(others) < OTHERS:
+            return False
+        return max(self._beside(self.past[site].lengths[0], site, others)) < -math.log(self.rules.times)
+
+    def _beside(self, length: float, site: SiteName, others: Sequence[SiteName]) -> Iterator[float]:
+        """A length (a logarithm) beside the others': as it is, and for its number of cases."""
+        for power in (0.0, 0.75):
             theirs = statistics.median(self._reach(other) - power * math.log(self.n[other]) for other in others)
-            return math.log(self.now[site].length) - power * math.log(self.n[site]) - theirs
-
-        return min(by(0.0), by(0.75))
+            yield length - power * math.log(self.n[site]) - theirs
 
     def _reach(self, site: SiteName) -> float:
         """A length that was believed: who comes late learns what the others have learned long ago."""

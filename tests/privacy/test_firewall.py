@@ -254,6 +254,24 @@ def test_an_honest_site_that_is_always_longer_and_turned_is_not_odd() -> None:
     assert [play.odd(d=update(own + play.noise(), 3.0)) for _ in range(60)] == [{}] * 60
 
 
+def test_an_honest_site_that_begins_to_learn_late_is_not_odd() -> None:
+    """As the smallest site of APPLE on all of CIFAR-10: at rest for five rounds, then up to 350 times as long."""
+    play = Play()
+    for length in (0.0005, 0.002, 0.004, 0.006, 0.008, 0.04, 0.1, 0.3, 0.4, 0.8, 1.0, 1.2, 1.3, 0.9, 0.3, 0.1):
+        assert play.odd(d=play.honest(length)) == {}, length
+    assert set(play.odd(d=play.honest(20.0))) == {"d"}  # longer than anyone ever was
+    assert set(play.odd(c=play.honest(20.0), d=play.honest(0.1))) == {"c"}
+
+
+def test_a_site_that_has_learned_is_held_against_itself() -> None:
+    """Late in training all updates are short; one as long as those of the first round is odd."""
+    play = Play()
+    for length in (1.0, 0.5, 0.2, 0.1, *[0.01] * 10):
+        assert play.odd(**{name: play.honest(length) for name in "abcd"}) == {}
+    late = {name: play.honest(0.01) for name in "abc"}
+    assert set(play.odd(**late, d=play.honest(1.0))) == {"d"}
+
+
 def test_what_has_no_usual_direction_cannot_be_turned_round() -> None:
     """As the change of a control variate, every one of which undoes a part of the last."""
     play, before = Play(), torch.zeros(3000)
