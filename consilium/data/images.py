@@ -81,12 +81,18 @@ def read_stored(path: Path, dimensions: int, channels: int) -> ImageArray:
 
 
 def not_finite(array: NDArray[Any]) -> str:
-    """What to say of an image with values that are not finite; "" of any other."""
-    if array.dtype.kind != "f" or np.isfinite(array).all():
+    """What to say of an image with values that are not finite, or would not be in 32 bits; "" of any other."""
+    if array.dtype.kind != "f":
         return ""
-    count = int((~np.isfinite(array)).sum())
-    wrong = "a value that is not a finite number" if count == 1 else f"{count} values that are not finite numbers"
-    return f"has {wrong}; replace {'it' if count == 1 else 'them'} by the background value."
+    wrong, one, many = ~np.isfinite(array), "a value that is not a finite number", "values that are not finite numbers"
+    if array.itemsize > 4 and not wrong.any():
+        wrong = abs(array) > np.finfo(np.float32).max
+        one, many = (f"{what} beyond 3.4e38, the largest 32-bit number" for what in ("a value", "values"))
+    count = int(wrong.sum())
+    if count == 0:
+        return ""
+    values = one if count == 1 else f"{count} {many}"
+    return f"has {values}; replace {'it' if count == 1 else 'them'} by the background value."
 
 
 def read_mask(path: Path, dimensions: int) -> ImageArray:

@@ -270,6 +270,7 @@ WRONG = [
     (VOLUME, "a.mha", (3, 2), ["is grey", "save it with 2 channels"]),
     (VOLUME, "a.npy", (2, 1), ["shape (2, 3, 4)", "(height, width)"]),
     (np.array([[0, np.inf], [np.nan, 1]]), "a.npy", (2, 1), ["2 values", "not finite"]),
+    (np.array([[0, -1e39], [1.7e308, 1]]), "a.npy", (2, 1), ["2 values beyond 3.4e38", "replace them"]),
     (np.zeros((0, 3)), "a.npy", (2, 1), ["without pixels"]),
     (GREY.astype(complex), "a.npy", (2, 1), ["complex128"]),
     (np.array([["a"]]), "a.npy", (2, 1), ["<U1"]),
