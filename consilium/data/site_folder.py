@@ -224,6 +224,8 @@ def _label_faults(labels: tuple[str, ...], task: str) -> list[str]:
         wrong.append("labels has an empty or repeated name; give each label its own.")
     if task == "segmentation" and "background" in labels:
         wrong.append("labels has 'background'; leave it out, it is always mask value 0.")
+    if task == "segmentation" and "mean" in labels:
+        wrong.append("labels has 'mean', which is the name of the mean over labels; give the label another name.")
     if task == "segmentation" and len(labels) > 255:
         wrong.append(f"labels has {len(labels)} names; a mask has room for 255.")
     return wrong

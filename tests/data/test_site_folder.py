@@ -159,6 +159,7 @@ BROKEN = [
     (head('["disc", "cup"]', '"disc"'), ["labels", "list of texts"]),
     (head('["disc", "cup"]', '["cup", "cup"]'), ["repeated"]),
     (head('["disc", "cup"]', '["background", "disc", "cup"]'), ["'background'", "value 0"]),
+    (head('["disc", "cup"]', '["disc", "cup", "mean"]'), ["labels has 'mean'", "another name"]),
     (head('["cup"]', '["cop"]'), ["contains names 'cop'", "did you mean 'cup'"]),
     (head('["cup"]', '["disc"]'), ["'disc' inside itself"]),
     (head('"segmentation"', '"classification"'), ["contains is for masks"]),
