@@ -265,6 +265,9 @@ def _read_site(federation: Federation, place: Path, faults: list[Fault], rejecte
     except FileNotFoundError:
         faults.append(Fault(name, "", f"{place.name}/cases.csv", f"is missing; write {','.join(COLUMNS)} per case."))
         return None
+    except OSError as error:
+        faults.append(Fault(name, "", f"{place.name}/cases.csv", f"cannot be read: {error.strerror}."))
+        return None
     except DataError as error:
         faults.append(Fault(name, "", f"{place.name}/cases.csv", str(error)))
         return None

@@ -135,6 +135,11 @@ def link_folder_out(folder: Path) -> None:
     _replace(folder / "west" / "cases.csv", "images/a.png", "far/a.png")
 
 
+def folder_as_table(folder: Path) -> None:
+    (folder / "west" / "cases.csv").unlink()
+    (folder / "west" / "cases.csv").mkdir()
+
+
 def classes(folder: Path) -> None:
     head('"segmentation"', '"classification"')(folder)
     head('contains = {disc = ["cup"]}\n', "")(folder)
@@ -171,6 +176,7 @@ BROKEN = [
     (site('name = "west"\nannotated = []\n'), ["annotated is empty"]),
     (site('name = "west"\nlicense = "x"\n'), ["'license'", "did you mean 'licence'"]),
     (lambda f: (f / "west" / "cases.csv").unlink(), ["west/cases.csv", "is missing"]),
+    (folder_as_table, ["west/cases.csv", "cannot be read: Is a directory"]),
     (lambda f: (f / "west" / "cases.csv").write_text(""), ["west/cases.csv", "is empty"]),
     (lambda f: (f / "west" / "cases.csv").write_text(ROWS.splitlines()[0]), ["west/cases.csv", "has no case"]),
     (lambda f: (f / "west" / "cases.csv").write_bytes(ROWS.encode() + b"\xe4,"), ["UTF-8"]),
