@@ -78,7 +78,10 @@ class SuperModel(Predictor):
             return ModelChoice("global", "", sure, f"the selector chose the global model ({sure:.3f})", table)
         if sure > self.confidence:
             return ModelChoice("personal", name, sure, self.router.reason(name, sure, self.confidence), table)
-        why = f"not sure of any site (at most {name} with {sure:.3f} <= {self.confidence:g})"
+        if self.confidence < 1:
+            why = f"not sure of any site (at most {name} with {sure:.3f} <= {self.confidence:g})"
+        else:
+            why = f"every image goes to the global model, because γ is 1 (most like {name} with {sure:.3f})"
         return ModelChoice("global", "", sure, why, table)
 
     def others(self) -> Sequence[Predictor]:

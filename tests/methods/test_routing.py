@@ -61,6 +61,8 @@ def test_the_reason_is_said_with_its_numbers() -> None:
     sure, _, unsure = super_model(0.8).answer(IMAGES).choices
     assert sure.why == "most like ada (0.881 > 0.8)"
     assert unsure.why == "not sure of any site (at most ada with 0.525 <= 0.8)"
+    (never,) = super_model(1.0).answer(IMAGES[:1]).choices
+    assert never.why == "every image goes to the global model, because γ is 1 (most like ada with 0.881)"
     assert sure.chances == pytest.approx({"ada": 0.8808, "bea": 0.1192}, abs=1e-4)
     assert sure.confidence == pytest.approx(0.8808, abs=1e-4)
 
