@@ -19,7 +19,7 @@ from consilium.predictor import Answer, ModelChoice, Predictor, most_common
 from consilium.reports.drawings import Overlay, legend
 from consilium.reports.outlines import overlay
 from consilium.reports.page import write_page
-from consilium.reports.reading import RunView, read_run
+from consilium.reports.reading import RunView, read_run, run_folders
 from consilium.scores.means import exact_mean
 from consilium.scores.statistics import volume_of
 from consilium.site_opening import open_arrays
@@ -31,7 +31,7 @@ from consilium.weights import SiteName
 
 def write_report(runs: Sequence[Path], to: Path, title: str | None = None) -> None:
     """One page over runs, with example cases of every site where the data are still there."""
-    views = [read_run(run) for run in runs]
+    views = [read_run(run) for run in run_folders(runs)]
     try:
         overlays = list(_overlays(views))
     except UserError:  # the federation has moved: the rest of the page needs only the run folders

@@ -20,7 +20,7 @@ from consilium.methods.routers import GLOBAL
 from consilium.methods.routing import EnsembleModel, SuperModel
 from consilium.predictor import OneModel, Predictor, WithOthers
 from consilium.reports.grouping import groups
-from consilium.reports.reading import RunView, read_run
+from consilium.reports.reading import RunView, read_run, run_folders
 from consilium.run_folder import RunFolder
 from consilium.run_lock import way_on
 from consilium.site import Roster, Round
@@ -113,7 +113,7 @@ class Runs:
     """The runs to analyse; their scores are read, and their models opened, when an analysis needs them."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = tuple(dict.fromkeys(path.resolve() for path in paths))
+        self.paths = tuple(dict.fromkeys(path.resolve() for path in run_folders(paths)))
 
     @cached_property
     def views(self) -> list[RunView]:

@@ -107,11 +107,11 @@ def compare(
     from consilium.reports.comparing import compare as compare_runs
     from consilium.reports.costs import CostTable, cost_of
     from consilium.reports.labels import site_tables
-    from consilium.reports.reading import read_run
+    from consilium.reports.reading import read_run, run_folders
     from consilium.reports.table_formats import about_metric, as_text, difference_grid
     from consilium.reports.tables import rich_table, show
 
-    views = [read_run(run) for run in runs]
+    views = [read_run(run) for run in run_folders(runs)]
     comparison = compare_runs([about_metric(view, metric) for view in views] if metric else views)
     if form is not None:
         typer.echo(as_text(comparison, form), nl=False)

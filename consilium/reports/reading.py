@@ -202,6 +202,13 @@ def read_run(folder: Path) -> RunView:
     return RunView(folder.resolve(), study, summary, origin or {})
 
 
+def run_folders(named: Iterable[Path]) -> list[Path]:
+    """The folders as named, without those of suites: a shell's `runs/*` names them beside their runs."""
+    folders = list(named)
+    runs = [path for path in folders if (path / "study.toml").exists() or not (path / "choices.json").exists()]
+    return runs or folders
+
+
 def settings(run: RunView) -> dict[str, Any]:
     """The study as `section.key` → value."""
     return dict(flat(run.study))

@@ -120,6 +120,16 @@ def test_compare_prints_a_table(finished: Finished) -> None:
         assert word in done.out
 
 
+def test_a_suites_own_folder_beside_its_runs_is_passed_over(finished: Finished, tmp_path: Path) -> None:
+    """A shell's `runs/*` names it too."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/choices.json").write_text("{}")
+    rows = call("compare", "--json", tmp_path / "tiny", finished("fedavg")).document["rows"]
+    assert [row["run"] for row in rows] == [finished("fedavg").name]
+    assert call("report", finished("fedavg"), tmp_path / "tiny", "--to", tmp_path / "page.html").status == 0
+    refused(call("compare", tmp_path / "tiny"), "tiny is not a run")
+
+
 def test_compare_as_json(finished: Finished) -> None:
     runs = [finished("fedavg"), finished("fedsm")]
     rows = call("compare", "--json", *runs).document["rows"]
