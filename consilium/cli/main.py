@@ -129,6 +129,9 @@ def _ending(error: BaseException, stopped: bool) -> int:
         where = f" ({error.filename})" if error.filename else ""
         _say(f"{error.strerror}{where}: {_REMEDIES[error.errno]}, then call the command again.")
         return 1
+    if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+        _say(f"{error.strerror} ({error.filename2 or error.filename}): name another file or folder.")
+        return 2
     _say(f"consilium failed: {type(error).__name__}: {error} (details in {_details(error)}; please report it)")
     return 1
 

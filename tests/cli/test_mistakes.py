@@ -315,6 +315,21 @@ def test_paths_and_devices_that_are_not_there(study: Path, finished: Finished, t
     assert "device = 'mps' cannot be used" in said, "torch says why in forty lines"
 
 
+def test_a_file_where_a_folder_must_be_and_the_reverse(finished: Finished, federation: Path, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("kept")
+    for words in (
+        ["predict", finished("fedavg"), federation / "ada/images/ada000.png", "--to", file],
+        ["studies", "retina_fedavg", "--to", file],
+        ["demo", "--to", file, "--rounds", 1, "-q"],
+        ["report", finished("fedavg"), "--to", file / "page.html"],
+    ):
+        refused(call(*words), f"({file}): name another file or folder.")
+    assert file.read_text() == "kept"
+    done = call("check", federation, "--counts", tmp_path)
+    assert done.status == 2 and f"Is a directory ({tmp_path}): name another" in done.err
+
+
 def test_help_shows_no_type_beside_a_flag() -> None:
     for words in (["run"], ["check"], ["federation", "try"]):
         told = call(*words, "--help")
