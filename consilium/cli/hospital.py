@@ -6,6 +6,7 @@ import dataclasses
 import getpass
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,7 @@ def review(
     if approve and reject:
         raise StudyError("--approve and --reject: choose one.")
     settings = read_hospital(hospital)
+    _refuse_root(Path(settings.memory))
     decisions = Decisions(Path(settings.memory), read_key(Path(settings.memory) / "key"))
     if not study:
         if approve or reject:
@@ -69,6 +71,23 @@ def review(
             typer.echo(line)
         typer.echo("")
     typer.echo(_said(decision, study, hospital))
+
+
+def _refuse_root(memory: Path) -> None:
+    """Of another user's site: that user could not read the key and the decisions that root writes."""
+    import pwd
+
+    owner = memory.stat().st_uid if memory.is_dir() else os.geteuid()
+    if os.geteuid() != 0 or owner == 0:
+        return
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"#{owner}"
+    raise DataError(
+        f"{memory} belongs to the user '{name}', who could not read what root decides there; repeat the command as "
+        f"that user, with `sudo -u {name}` before it."
+    )
 
 
 def _said(decision: Decision | None, study: str, hospital: Path) -> str:

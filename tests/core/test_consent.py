@@ -169,3 +169,17 @@ def test_a_rehearsal_leaves_the_site_out_until_a_person_approves(
 def test_mistakes_are_said(arguments: list[str], said: str, rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*arguments, "--hospital", str(rules)) == 2
     assert said in capsys.readouterr().err
+
+
+def test_root_decides_nothing_for_the_user_that_runs_the_site(
+    rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That user could not read a decision of root's, nor a key that root has made; the study would wait for ever."""
+    memory = Path(read_hospital(rules).memory)
+    memory.mkdir()
+    if os.geteuid() == 0:
+        os.chown(memory, 65534, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert command("--hospital", str(rules)) == 2
+    assert "repeat the command as that user, with `sudo -u " in capsys.readouterr().err
+    assert not list(memory.iterdir())
