@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -48,6 +49,27 @@ def fill(kind: Callable[..., T], table: Mapping[str, Any], section: str, about: 
     if missing:
         raise StudyError(f"[{section}] {', '.join(missing)} {are(len(missing))} required.")
     return kind(**values)
+
+
+def check_choices(item: Any, section: str, /, **choices: Collection[str]) -> None:
+    """Reject a field whose value is not one of its choices (StudyError)."""
+    for name, allowed in choices.items():
+        if (value := getattr(item, name)) not in allowed:
+            raise StudyError(f"[{section}] {name} = {value!r}: it must be one of {', '.join(allowed)}.")
+
+
+def check_from_zero(item: Any, section: str, *names: str) -> None:
+    """Reject fields that are negative, infinite or no numbers (StudyError)."""
+    for name in names:
+        if not 0 <= (value := getattr(item, name)) < math.inf:
+            raise StudyError(f"[{section}] {name} = {value}: it must be a number from 0 up.")
+
+
+def check_below_one(item: Any, section: str, *names: str) -> None:
+    """Reject fields outside [0, 1) (StudyError)."""
+    for name in names:
+        if not 0 <= (value := getattr(item, name)) < 1:
+            raise StudyError(f"[{section}] {name} = {value}: it must be in [0, 1).")
 
 
 _WORDS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from consilium.errors import StudyError
+from consilium.fields import check_below_one, check_choices, check_from_zero
 
 
 @dataclass(frozen=True)
@@ -31,26 +31,21 @@ class Local:
     optimizer_state: str = "kept"  # from round to round, at the site; "fresh": every round starts without it
 
     def __post_init__(self) -> None:
-        choices = {
-            "optimizer": ("adam", "adamw", "sgd"),
-            "schedule": ("constant", "decay", "warmup-cosine", "warmup-restarts"),
-            "precision": ("float32", "bfloat16", "float16"),
-            "batchnorm": ("average", "local-statistics", "local"),
-            "optimizer_state": ("kept", "fresh"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise StudyError(f"[local] {name} = {getattr(self, name)!r}: it must be one of {', '.join(allowed)}.")
+        check_choices(
+            self,
+            "local",
+            optimizer=("adam", "adamw", "sgd"),
+            schedule=("constant", "decay", "warmup-cosine", "warmup-restarts"),
+            precision=("float32", "bfloat16", "float16"),
+            batchnorm=("average", "local-statistics", "local"),
+            optimizer_state=("kept", "fresh"),
+        )
         for name in ("epochs", "batch_size", "threads", "restart"):
             if getattr(self, name) < 1:
                 raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be at least 1.")
         if not 0 < self.lr < 1e3:
             raise StudyError(f"[local] lr = {self.lr}: it must be positive (and below 1000).")
-        for name in ("momentum", "warmup"):
-            if not 0 <= getattr(self, name) < 1:
-                raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be in [0, 1).")
+        check_below_one(self, "local", "momentum", "warmup")
         if not 0 < self.decay <= 1:
             raise StudyError(f"[local] decay = {self.decay}: it must be in (0, 1].")
-        for name in ("weight_decay", "clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be a number from 0 up.")
+        check_from_zero(self, "local", "weight_decay", "clip")

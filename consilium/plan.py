@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from consilium.errors import StudyError
-from consilium.fields import NAME, plain
+from consilium.fields import NAME, check_choices, plain
 from consilium.learning.aggregation import Aggregation
 from consilium.privacy.dp import Privacy
 from consilium.privacy.firewall import Firewall
@@ -67,14 +67,10 @@ class Plan:
         for name in ("deadline", "silence"):
             if not 0 < getattr(self, name) < math.inf:
                 raise StudyError(f"[study] {name} = {getattr(self, name)}: it must be positive, in seconds.")
-        if self.wait not in ("all", "quorum"):
-            raise StudyError(f"[study] wait = {self.wait!r}: it must be one of all, quorum.")
+        check_choices(self, "study", wait=("all", "quorum"))
         if not (0 < self.quorum < 1 or (self.quorum >= 1 and float(self.quorum).is_integer())):
             raise StudyError(f"[study] quorum = {self.quorum}: it must be a share below 1, or a number of sites.")
-        if self.keep_rounds not in ("last-two", "all"):
-            raise StudyError(f"[study] keep_rounds = {self.keep_rounds!r}: it must be one of last-two, all.")
-        if self.transport not in KINDS:
-            raise StudyError(f"[study] transport = {self.transport!r}: it must be one of {', '.join(KINDS)}.")
+        check_choices(self, "study", keep_rounds=("last-two", "all"), transport=KINDS)
         if unknown := set(self.track) - set(TRACKERS):
             raise StudyError(f"[study] track: there is no '{min(unknown)}'; choose from {', '.join(TRACKERS)}.")
         if self.name and not re.fullmatch(NAME, self.name):
@@ -129,5 +125,4 @@ class Source:
         for site, labels in self.annotated.items():
             if labels != "all" and not isinstance(labels, tuple):
                 raise StudyError(f'[data] annotated.{site} = {labels!r}: it must be a list of labels, or "all".')
-        if self.test_masks not in ("annotated", "complete"):
-            raise StudyError(f"[data] test_masks = {self.test_masks!r}: it must be one of annotated, complete.")
+        check_choices(self, "data", test_masks=("annotated", "complete"))

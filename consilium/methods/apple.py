@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from consilium.errors import NotForOutsiders, StudyError
+from consilium.fields import check_choices, check_from_zero
 from consilium.learning.fit import placed, precision, private_gradient
 from consilium.learning.gradients import seeded_batches
 from consilium.learning.mixture import Mixture
@@ -85,12 +86,8 @@ class APPLE(Method):
         n: Mapping[SiteName, int]
 
     def __post_init__(self) -> None:
-        for name, allowed in (("scheduler", ("cosine", "exponential")), ("core_init", ("different", "same"))):
-            if getattr(self, name) not in allowed:
-                raise StudyError(f"[method] {name} = {getattr(self, name)!r}: it must be one of {', '.join(allowed)}.")
-        for name in ("relation_lr", "mu", "scheduler_rounds", "budget"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise StudyError(f"[method] {name} = {getattr(self, name)}: it must be a number from 0 up.")
+        check_choices(self, "method", scheduler=("cosine", "exponential"), core_init=("different", "same"))
+        check_from_zero(self, "method", "relation_lr", "mu", "scheduler_rounds", "budget")
 
     def check(self, task: Task, roster: Roster, local: Local) -> list[str]:
         check_peers(self.budget, roster)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from consilium.errors import NotForOutsiders, StudyError
+from consilium.errors import NotForOutsiders
+from consilium.fields import check_from_zero
 from consilium.learning.fit import fit
 from consilium.method import Method, message
 from consilium.methods.fedprox import proximal_job
@@ -56,8 +56,7 @@ class Attentive(Method):
         """ξ (sites, sites) from the inner products ⟨w_i, w_j⟩."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength < math.inf:
-            raise StudyError(f"[method] strength = {self.strength}: it must be a number from 0 up.")
+        check_from_zero(self, "method", "strength")
 
     def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
         check_peers(0, roster)

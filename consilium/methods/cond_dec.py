@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from consilium.errors import StudyError
+from consilium.fields import check_from_zero
 from consilium.learning.fit import Job, fit
 from consilium.method import LossOfBatch, Method, message
 from consilium.methods.fedavg_foreground import STUDY, check_foreground, foreground_only
@@ -64,8 +63,7 @@ class CondDec(WithShares, Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.scale < math.inf:
-            raise StudyError(f"[method] scale = {self.scale}: it must be a number from 0 up.")
+        check_from_zero(self, "method", "scale")
 
     def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
         check_foreground(task, "cond-dec")

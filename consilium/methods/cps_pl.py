@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from consilium.batch import Batch
-from consilium.errors import StudyError
+from consilium.fields import check_from_zero
 from consilium.learning.fit import Job, fit
 from consilium.method import LossOfBatch, Maybe, message
 from consilium.methods.pseudo_labelled import DIFFERENCES, Fields, LabelBatch, PseudoLabelled, model_of, models_of
@@ -52,8 +51,7 @@ class CPSPL(PseudoLabelled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.weight < math.inf:
-            raise StudyError(f"[method] weight = {self.weight}: it must be a number from 0 up.")
+        check_from_zero(self, "method", "weight")
 
     def first(self, task: Task) -> Fields:
         return {"second": task.initial(draw=1)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,14 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from consilium.batch import Batch
-from consilium.errors import StudyError
+from consilium.fields import check_below_one, check_choices, check_from_zero
 from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches
 from consilium.learning.training_networks import training_network
 from consilium.method import LossOfBatch, Method, message
 from consilium.methods.merged import BACKGROUNDS, check_exclusive
 from consilium.methods.partly_local import inverse_loss
 from consilium.methods.personal_part import whole
-from consilium.methods.selector import check_fields
 from consilium.methods.shares import WithShares
 from consilium.methods.site_models import SiteModels, channels_of, own_channels, personal_predictor
 from consilium.networks.attended import Attended, Featured, far_names
@@ -91,12 +89,9 @@ class FedCRLD(WithShares, Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(background=(self.background, BACKGROUNDS))
-        if not 0 <= self.momentum < 1:
-            raise StudyError(f"[method] momentum = {self.momentum}: it must be in [0, 1).")
-        for name in ("predictions", "features", "distillation"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise StudyError(f"[method] {name} = {getattr(self, name)}: it must be a number from 0 up.")
+        check_choices(self, "method", background=BACKGROUNDS)
+        check_below_one(self, "method", "momentum")
+        check_from_zero(self, "method", "predictions", "features", "distillation")
 
     def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
         check_exclusive(task, local.batchnorm, "FedCRLD")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.learning.fit import fit
 from consilium.methods.fedprox import proximal_job
 from consilium.methods.pseudo_labelled import PAPER, LabelBatch, PseudoLabelled, model_of
-from consilium.methods.selector import check_fields
 from consilium.site import Round, Site
 
 
@@ -28,7 +28,7 @@ class FedProxPL(PseudoLabelled):
         super().__post_init__()
         if not 0 <= self.mu < math.inf:
             raise StudyError(f"[method] mu = {self.mu}: it cannot be negative; 0 is fedavg-pl.")
-        check_fields(squares=(self.squares, ("sum", "mean")))
+        check_choices(self, "method", squares=("sum", "mean"))
 
     def learn(
         self, site: Site, memory: PseudoLabelled.Memory, got: PseudoLabelled.Downlink, teach: LabelBatch, round: Round

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.learning.discriminant import Discriminant, FeatureSums, RoutingSums
 from consilium.learning.fit import fit
 from consilium.local_training import Local
@@ -16,7 +17,7 @@ from consilium.methods.discriminant_selector import DiscriminantSelector
 from consilium.methods.finetuned import ADAPT
 from consilium.methods.personaliser import PERSONALISERS, Personaliser, personaliser
 from consilium.methods.routing import NOTHING, ROUTES, Calibration, SuperModel, calibration, chosen_confidence
-from consilium.methods.selector import TRAININGS, NetworkSelector, Selector, check_fields, check_sites, starting_parts
+from consilium.methods.selector import TRAININGS, NetworkSelector, Selector, check_sites, starting_parts
 from consilium.methods.shares import WithShares
 from consilium.predictor import OneModel, Predictor, WithOthers
 from consilium.site import Count, Loss, Roster, Round, Site, SiteCard
@@ -118,12 +119,14 @@ class FedSM(WithShares, Method):
             raise StudyError(f"[method] outlier_quantile = {self.outlier_quantile}: it must be in [0.5, 1].")
         if self.score_selector and self.selector_training != "discriminant":
             raise StudyError("[method] score_selector is for selector_training = 'discriminant'; others are scored.")
-        check_fields(
-            selector_training=(self.selector_training, ("discriminant", *TRAININGS)),
-            tuned_by=(self.tuned_by, ("sites", "pooled")),
-            route=(self.route, ROUTES),
-            best=(self.best, ("each", "joint")),
-            personal=(self.personal, PERSONALISERS),
+        check_choices(
+            self,
+            "method",
+            selector_training=("discriminant", *TRAININGS),
+            tuned_by=("sites", "pooled"),
+            route=ROUTES,
+            best=("each", "joint"),
+            personal=PERSONALISERS,
         )
         if not self.selector_lr > 0:
             raise StudyError(f"[method] selector_lr = {self.selector_lr}: it must be positive.")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.learning.discriminant import FeatureSums
 from consilium.learning.fit import Job, fit
 from consilium.learning.regression import STRENGTHS, LossForecast, Regression, chosen_strength, regression
@@ -30,7 +31,6 @@ from consilium.methods.selector import (
     TRAININGS,
     Models,
     blank_state,
-    check_fields,
     check_sites,
     merged_selector,
     selector_reply,
@@ -119,10 +119,7 @@ class LateSelector(WithShares, Method):
             raise StudyError(f"[method] selector_rounds = {self.selector_rounds}: it cannot be negative.")
         if not self.selector_lr > 0:
             raise StudyError(f"[method] selector_lr = {self.selector_lr}: it must be positive.")
-        check_fields(
-            selector_training=(self.selector_training, self.trainings),
-            route=(self.route, ROUTES),
-        )
+        check_choices(self, "method", selector_training=self.trainings, route=ROUTES)
         if self.closed and self.selector_rounds:
             raise StudyError(f"[method] selector_rounds = {self.selector_rounds}: a regression needs no rounds.")
 

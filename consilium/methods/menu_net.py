@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
+from consilium.fields import check_choices, check_from_zero
 from consilium.learning.exclusion import exclusion_loss
 from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches
 from consilium.method import LossOfBatch, Method, message
 from consilium.methods.fedavg_foreground import STUDY
-from consilium.methods.selector import check_fields
 from consilium.methods.shares import WithShares
 from consilium.networks.menu_net import MenuNet
 from consilium.predictor import OneModel, Predictor
@@ -74,9 +73,8 @@ class MENUNet(WithShares, Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(encoder_shares=(self.encoder_shares, ENCODER_SHARES))
-        if not 0 <= self.exclusion < math.inf:
-            raise StudyError(f"[method] exclusion = {self.exclusion}: it must be a number from 0 up.")
+        check_choices(self, "method", encoder_shares=ENCODER_SHARES)
+        check_from_zero(self, "method", "exclusion")
 
     def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
         if not isinstance(task, Segmentation) or task.overlapping:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
+from consilium.fields import check_from_zero
 from consilium.learning.fit import Job, fit
 from consilium.learning.stage_outputs import check_stages, levels, stage_outputs
 from consilium.local_training import Local
@@ -43,9 +43,7 @@ class MSKDPL(PseudoLabelled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("logits", "features"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise StudyError(f"[method] {name} = {getattr(self, name)}: it must be a number from 0 up.")
+        check_from_zero(self, "method", "logits", "features")
         if self.levels and (min(self.levels) < 1 or len(set(self.levels)) < len(self.levels)):
             raise StudyError(f"[method] levels = {list(self.levels)}: levels count from 1, each named once.")
 

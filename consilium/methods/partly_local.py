@@ -12,10 +12,10 @@ from torch import Tensor
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.methods.fedavg_foreground import STUDY
 from consilium.methods.merged import BACKGROUNDS
 from consilium.methods.personal_part import BatchLoss, PersonalPart
-from consilium.methods.selector import check_fields
 from consilium.methods.site_models import SiteModels, channels_of, own_channels
 from consilium.networks.parts import PARTS, part_names
 from consilium.networks.plain_unet import Supervised
@@ -38,10 +38,7 @@ class PartlyLocal(PersonalPart):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(
-            local_part=(self.local_part, (*PARTS, NONE)),
-            background=(self.background, BACKGROUNDS),
-        )
+        check_choices(self, "method", local_part=(*PARTS, NONE), background=BACKGROUNDS)
 
     def check(self, task: Task, roster: Roster, local: Any) -> list[str]:
         if local.batchnorm != "average":

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches, stepped
 from consilium.method import OptimizerState, PersonalModel, Phase, message
 from consilium.methods.finetuned import ADAPT
@@ -54,8 +55,7 @@ class PerFedAvg(WithAggregation, PersonalModel):
         personal: Weights | None  # once adapted
 
     def __post_init__(self) -> None:
-        if self.hessian not in ("first-order", "free"):
-            raise StudyError(f"[method] hessian = {self.hessian!r}: it must be one of first-order, free.")
+        check_choices(self, "method", hessian=("first-order", "free"))
         if not (self.inner_lr > 0 and self.difference > 0 and self.adapt_steps >= 1):
             raise StudyError("[method] inner_lr and difference must be positive, adapt_steps at least 1.")
 

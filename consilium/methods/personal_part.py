@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from consilium.batch import Batch
+from consilium.fields import check_choices
 from consilium.learning.fit import Job, fit
 from consilium.method import LossOfBatch, Method, message
-from consilium.methods.selector import check_fields
 from consilium.methods.shares import WithShares
 from consilium.methods.site_models import SiteModels, personal_predictor
 from consilium.predictor import Predictor
@@ -66,7 +66,7 @@ class PersonalPart(WithShares, Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(scored=(self.scored, SCORED))
+        check_choices(self, "method", scored=SCORED)
 
     @abstractmethod
     def local_names(self, task: Task) -> frozenset[str]:

@@ -143,13 +143,6 @@ def starting_parts(sent: Any, training: str) -> dict[str, Weights]:
     return parts
 
 
-def check_fields(section: str = "method", /, **fields: tuple[str, tuple[str, ...]]) -> None:
-    """Reject a value that is not allowed for its field (StudyError)."""
-    for name, (value, allowed) in fields.items():
-        if value not in allowed:
-            raise StudyError(f"[{section}] {name} = {value!r}: it must be one of {', '.join(allowed)}.")
-
-
 def check_sites(roster: Roster, local: Local, name: str) -> None:
     """Reject a study in which a super model cannot work (StudyError)."""
     if len(roster) < 2:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.learning.aggregation import Aggregation
 from consilium.method import Method
-from consilium.methods.selector import check_fields
 from consilium.weights import SiteName, Weights
 
 SHARES = ("cases", "uniform")
@@ -38,7 +38,7 @@ class WithShares(WithAggregation):
     shares: str = field(default="cases", kw_only=True)  # w = Σ (n_k / n) w_k; "uniform": w = Σ w_k / K
 
     def __post_init__(self) -> None:
-        check_fields(shares=(self.shares, SHARES))
+        check_choices(self, "method", shares=SHARES)
 
     def shares_of(self, n: Mapping[SiteName, int]) -> Mapping[SiteName, int]:
         """The sites' shares, not normalised; `n` are their numbers of training cases."""

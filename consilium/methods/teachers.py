@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.learning.fit import Job, fit
 from consilium.learning.pseudo_labels import (
     Maps,
 )
 from consilium.method import OptimizerState, message
 from consilium.methods.merged import merged_logits
-from consilium.methods.selector import check_fields
 from consilium.site import Round, Site
 from consilium.weights import SiteName, Weights
 
@@ -45,7 +45,7 @@ class TeacherLabels:
     def __post_init__(self) -> None:
         if self.rounds < 0:
             raise StudyError(f"[method.teachers] rounds = {self.rounds}: it cannot be negative.")
-        check_fields("method.teachers", labels=(self.labels, ("cached", "live")))
+        check_choices(self, "method.teachers", labels=("cached", "live"))
         if len(set(self.priority)) < len(self.priority):
             raise StudyError(f"[method.teachers] priority = {list(self.priority)}: a label is named twice.")
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from consilium.errors import StudyError
+from consilium.fields import check_below_one, check_choices, check_from_zero
 from consilium.learning.noisy_labels import reverse_factor
 from consilium.learning.sharp_steps import STRATEGIES, Climb
 from consilium.learning.uncertainty import SCHEDULERS, Scheduler
 from consilium.methods.fedasam import check_ascent
-from consilium.methods.selector import check_fields
 from consilium.methods.teachers import TEACHER
 from consilium.site import Round
 
@@ -32,7 +32,7 @@ class LabelNoise:
     start: float = 0.4  # aRCE starts
 
     def __post_init__(self) -> None:
-        _check_positive(self, "method.noise", ("arce", "growth"))
+        check_from_zero(self, "method.noise", "arce", "growth")
         _check_starts(self, "method.noise", ("start",))
 
     def factor(self, round: Round) -> float:
@@ -58,8 +58,8 @@ class TeacherUncertainty:
 
     def __post_init__(self) -> None:
         section = "method.uncertainty"
-        check_fields(section, scheduler=(self.scheduler, (*SCHEDULERS, "none")), parts=(self.parts, PARTS))
-        _check_positive(self, section, ("tau_mean", "tau_variance", "base"))
+        check_choices(self, section, scheduler=(*SCHEDULERS, "none"), parts=PARTS)
+        check_from_zero(self, section, "tau_mean", "tau_variance", "base")
         _check_starts(self, section, ("weigh_from", "weigh_until", "trust_from"))
         _check_shares(self, section, ("tail", "blend"))
         if not self.width > 0:
@@ -92,7 +92,7 @@ class MainTeacher:
 
     def __post_init__(self) -> None:
         section = "method.main_teacher"
-        check_fields(section, labels=(self.labels, MAIN_TEACHERS), when=(self.when, ("round", "match")))
+        check_choices(self, section, labels=MAIN_TEACHERS, when=("round", "match"))
         _check_starts(self, section, ("start",))
         _check_shares(self, section, ("agreement",))
 
@@ -121,12 +121,11 @@ class SharpSteps:
 
     def __post_init__(self) -> None:
         section = "method.sharpness"
-        check_fields(section, strategy=(self.strategy, (*STRATEGIES, "none")))
+        check_choices(self, section, strategy=(*STRATEGIES, "none"))
         check_ascent(self.rho, self.eta, section)
         _check_starts(self, section, ("start",))
         _check_shares(self, section, ("keep_share", "explore_share"))
-        if not 0 <= self.momentum < 1:
-            raise StudyError(f"[{section}] momentum = {self.momentum}: it must be in [0, 1).")
+        check_below_one(self, section, "momentum")
         if self.mask_every < 1:
             raise StudyError(f"[{section}] mask_every = {self.mask_every}: it must be at least 1.")
 
@@ -155,14 +154,8 @@ def begun(start: float, round: Round) -> bool:
     return round.phase != TEACHER and round.step >= first_step(start, round.total)
 
 
-def _check_positive(module: Any, section: str, names: Iterable[str]) -> None:
-    for name in names:
-        if not 0 <= getattr(module, name) < math.inf:
-            raise StudyError(f"[{section}] {name} = {getattr(module, name)}: it must be a number from 0 up.")
-
-
 def _check_starts(module: Any, section: str, names: tuple[str, ...]) -> None:
-    _check_positive(module, section, names)
+    check_from_zero(module, section, *names)
     for name in names:
         start = getattr(module, name)
         if start > 1 and start != int(start):

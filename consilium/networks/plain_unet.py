@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from consilium.errors import StudyError
+from consilium.fields import check_choices
 from consilium.networks.unet import AnySize
 
 NORMS = ("instance", "batch", "group")
@@ -36,8 +37,7 @@ class PlainUNet:
     def __post_init__(self) -> None:
         if len(self.widths) < 2 or min(self.widths) < 1:
             raise StudyError(f"[task] widths = {list(self.widths)}: at least two positive numbers are needed.")
-        if self.norm not in NORMS:
-            raise StudyError(f"[task] norm = {self.norm!r}: it must be one of {', '.join(NORMS)}.")
+        check_choices(self, "task", norm=NORMS)
         if self.norm == "group" and any(width % 4 for width in self.widths):
             raise StudyError(f"[task] widths = {list(self.widths)}: group normalisation needs multiples of 4.")
         if any(not 0 < weight < 100 for weight in self.supervision):

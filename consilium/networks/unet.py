@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from consilium.errors import StudyError
+from consilium.fields import check_below_one, check_choices
 from consilium.networks.nested_unet import NORMS, NestedUNet
 
 
@@ -25,12 +26,10 @@ class UNet:
     def __post_init__(self) -> None:
         if len(self.widths) < 2 or min(self.widths) < 1:
             raise StudyError(f"[task] widths = {list(self.widths)}: at least two positive numbers are needed.")
-        if self.norm not in NORMS:
-            raise StudyError(f"[task] norm = {self.norm!r}: it must be one of {', '.join(NORMS)}.")
+        check_choices(self, "task", norm=NORMS)
         if self.residual_units < 0:
             raise StudyError(f"[task] residual_units = {self.residual_units}: it cannot be negative.")
-        if not 0 <= self.dropout < 1:
-            raise StudyError(f"[task] dropout = {self.dropout}: it must be in [0, 1).")
+        check_below_one(self, "task", "dropout")
 
     def build(self, dimensions: int, channels: int, outputs: int) -> nn.Module:
         network = NestedUNet(dimensions, channels, outputs, self.widths, self.residual_units, self.norm, self.dropout)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from consilium.errors import StudyError
+from consilium.fields import check_choices, check_from_zero
 from consilium.local_training import Local
 from consilium.method import Method
 from consilium.privacy.accounting import ACCOUNTANTS, Use, composed, epsilon, noise_for, require_opacus
@@ -52,15 +53,10 @@ class Privacy:
     feature_clip: float = 1.0  # patient: the longest features of an image, where their sums leave
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise StudyError(f"[privacy] unit = {self.unit!r}: it must be one of {', '.join(UNITS)}.")
-        if self.accountant not in ACCOUNTANTS:
-            raise StudyError(f"[privacy] accountant = {self.accountant!r}: it must be one of {', '.join(ACCOUNTANTS)}.")
+        check_choices(self, "privacy", unit=UNITS, accountant=ACCOUNTANTS)
         if not (0 <= self.noise < math.inf and 0 <= self.clip < math.inf):
             raise StudyError("[privacy] clip and noise must be numbers from 0 up.")
-        for name in ("epsilon", "statistics", "feature_clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise StudyError(f"[privacy] {name} = {getattr(self, name)}: it must be a number from 0 up.")
+        check_from_zero(self, "privacy", "epsilon", "statistics", "feature_clip")
         if self.epsilon and self.unit != "patient":
             raise StudyError(
                 "[privacy] epsilon is a target for unit = 'patient'; with unit = 'site' give clip and noise."

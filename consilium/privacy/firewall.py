@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from consilium.errors import StudyError
+from consilium.fields import check_below_one, check_choices
 from consilium.privacy.measuring import Update, cosines, sum_of_units
 from consilium.privacy.past import EMPTY, AcceptedUpdate, History
 from consilium.site import Roster
@@ -43,13 +44,10 @@ class Firewall:
     shift: float = 0.5  # of the length, in one constant
 
     def __post_init__(self) -> None:
-        if self.mode not in ("off", "observe", "refuse"):
-            raise StudyError(f"[study.firewall] mode = {self.mode!r}: it must be one of off, observe, refuse.")
+        check_choices(self, "study.firewall", mode=("off", "observe", "refuse"))
         if not (1 <= self.sigmas < math.inf and 1 < self.times < math.inf):
             raise StudyError("[study.firewall] sigmas must be at least 1, and times above 1.")
-        for name in ("turn", "shift"):
-            if not 0 <= getattr(self, name) < 1:
-                raise StudyError(f"[study.firewall] {name} = {getattr(self, name)}: it must be in [0, 1).")
+        check_below_one(self, "study.firewall", "turn", "shift")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from consilium.data.partition import SCHEMES
 from consilium.data.phantoms import PHANTOMS
 from consilium.errors import StudyError
-from consilium.fields import nearest
+from consilium.fields import check_choices, nearest
 from consilium.method import Method
 from consilium.scores.means import MEAN
 from consilium.suites.settings import (
@@ -122,8 +122,7 @@ class PaperTable:
     digits: int = 4  # behind the point
 
     def __post_init__(self) -> None:
-        if self.about not in ABOUT:
-            raise StudyError(f"[paper] about = {self.about!r}: it must be one of {', '.join(ABOUT)}.")
+        check_choices(self, "paper", about=ABOUT)
         for name, values in self.rows.items():
             if len(values) != len(self.columns):
                 many = f"{counted(len(values), 'value')} for {counted(len(self.columns), 'column')}"

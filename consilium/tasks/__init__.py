@@ -8,6 +8,7 @@ from typing import Any
 
 from consilium.errors import StudyError
 from consilium.extensions import is_code, load
+from consilium.fields import check_below_one, check_choices
 from consilium.learning import augment
 from consilium.networks import SEGMENTS, Network
 from consilium.networks.vgg import SmallVGG
@@ -54,20 +55,15 @@ class TaskFields:
         for name in self.scores:
             if not is_code(name):
                 raise StudyError(f"[task] scores: '{name}' names no function; write it as file.py:name.")
-        if self.selector not in ("vgg-small", "vgg11"):
-            raise StudyError(f"[task] selector = {self.selector!r}: it must be one of vgg-small, vgg11.")
-        if not 0 <= self.overlap < 1:
-            raise StudyError(f"[task] overlap = {self.overlap}: it must be in [0, 1).")
+        check_choices(self, "task", selector=("vgg-small", "vgg11"))
+        check_below_one(self, "task", "overlap")
         if self.patch and min(self.patch) < 1:
             raise StudyError(f"[task] patch = {list(self.patch)}: sizes are positive.")
         if isinstance(self.patch_around, str) and self.patch_around != "labels":
             raise StudyError(
                 f"[task] patch_around = {self.patch_around!r}: write 'labels', or an intensity after preprocessing."
             )
-        if self.decides not in ("slice", "volume"):
-            raise StudyError(f"[task] decides = {self.decides!r}: it must be one of slice, volume.")
-        if self.unannotated not in UNANNOTATED:
-            raise StudyError(f"[task] unannotated = {self.unannotated!r}: it must be one of {', '.join(UNANNOTATED)}.")
+        check_choices(self, "task", decides=("slice", "volume"), unannotated=UNANNOTATED)
         augment.check(self.augment)
 
 
