@@ -151,7 +151,7 @@ def gallery(found: Sequence[GalleryExample], counts: Counts) -> Figure:
             for axes in panels[top : top + deep, column]:
                 axes.imshow(image, cmap="gray", vmin=0, vmax=1)
             for mask in example.outlines.values():
-                outline(panels[top + deep - 1, column], mask, TRUTH, "solid")
+                outline(panels[top + deep - 1, column], mask, TRUTH)
             height, width = image.shape[:2]  # outlines may extend a pixel beyond the edge
             panels[top + deep - 1, column].set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
             panels[top, column].set_title(_gallery_title(example, total(counts[example.site]).cases), fontsize=8.5)

@@ -77,7 +77,7 @@ class AuditedModel:
     @property
     def verdict(self) -> str:
         """The worst of the attacks'."""
-        found = {_power(attack).verdict for attack in self.attacks.values()}
+        found = {power_of(attack).verdict for attack in self.attacks.values()}
         return next((verdict for verdict in (OVER, OPEN, UNDER) if verdict in found), OPEN)
 
     def to_json(self) -> dict[str, Any]:
@@ -189,13 +189,8 @@ def _uncertainty(people: Populations, seen: Mapping[CaseKey, Signal]) -> dict[st
     return {name: [seen[key].uncertainty for key in keys] for name, keys in groups.items()}
 
 
-def _power(attack: Power | ShadowAttack) -> Power:
+def power_of(attack: Power | ShadowAttack) -> Power:
     return attack.power if isinstance(attack, ShadowAttack) else attack
-
-
-def power_of(model: AuditedModel, attack: str) -> Power | None:
-    found = model.attacks.get(attack)
-    return None if found is None else _power(found)
 
 
 def write_audit(found: Audit, to: Path | None = None) -> list[Path]:

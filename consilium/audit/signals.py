@@ -24,7 +24,6 @@ from consilium.tasks.segmentation import Segmentation
 from consilium.validation import annotated_at
 from consilium.weights import SiteName
 
-FEATURES = ("loss", "soft Dice loss", "cross entropy", "cross entropy inside", "mean entropy", "uncertainty")
 _TINY = 1e-7
 
 
@@ -43,7 +42,8 @@ class Signal:
     key: CaseKey
     loss: float  # the task's own, with the true mask
     uncertainty: float  # UFPS's equation 6
-    features: tuple[float, ...]  # FEATURES
+    # loss, soft Dice loss, cross entropy, cross entropy inside, mean entropy, uncertainty
+    features: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,16 @@ def open_site(
         raise OSError(f"{folder} is being changed by other processes")
 
 
-def case_facts(
-    federation: Federation, site: SiteFolder, how: Preprocess, labels: Sequence[str], cache: Path | None = None
-) -> dict[str, Any]:
+def case_facts(federation: Federation, site: SiteFolder, how: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
     """What tells whether a site's cases are those of an earlier run; nothing is decoded, and no array is made."""
-    root = cache_root() if cache is None else Path(cache)
-    with _usable(root):
+    with _usable(cache_root()) as root:
         arrays = f"{site.name}-{_key(federation, site, how, root)}"
     return {"labels": list(labels), "cases": len(site.cases), "table": table_hash(site.cases), "arrays": arrays}
 
 
-def image_contents(site: SiteFolder, cases: Iterable[Case], cache: Path | None = None) -> dict[str, str]:
+def image_contents(site: SiteFolder, cases: Iterable[Case]) -> dict[str, str]:
     """Of some cases of a site: what the image file holds, as a hash; without the files that cannot be read."""
-    with _usable(cache_root() if cache is None else Path(cache)) as root:
+    with _usable(cache_root()) as root:
         hashes = _file_hashes(site, root)
         found = {case.name: hashes.of(case.image) for case in cases}
         hashes.save(whole=False)

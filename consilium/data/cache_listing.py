@@ -30,10 +30,9 @@ class CacheEntry:
         return max(0.0, (time.time() - self.used) / DAY)
 
 
-def cache_entries(root: Path | None = None) -> list[CacheEntry]:
+def cache_entries() -> list[CacheEntry]:
     """Everything in the cache, the largest first."""
-    place = cache_root() if root is None else root
-    found = []
+    place, found = cache_root(), []
     for kind in KINDS:
         for path in sorted((place / kind).iterdir()) if (place / kind).is_dir() else ():
             try:

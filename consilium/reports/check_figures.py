@@ -85,7 +85,7 @@ def contact_sheet(pictures: Sequence[Shown], labels: int) -> Figure:
             axes.imshow(as_picture(one.image), cmap="gray", vmin=0, vmax=1)
             mask = np.zeros(one.image.shape[:2], np.uint8) if one.mask is None else one.mask
             for value in range(1, labels + 1):
-                outline(axes, mask == value, label_colour(value - 1), "solid")
+                outline(axes, mask == value, label_colour(value - 1))
             axes.set_title(one.words, fontsize=7, loc="center")
         return figure
 

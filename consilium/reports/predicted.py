@@ -50,7 +50,7 @@ def write_overlay(mask: NDArray[Any], picture: ImageArray, labels: Sequence[str]
             as_picture(np.moveaxis(image, 0, -1) if len(image) == 3 else image[0]), cmap="gray", vmin=0, vmax=1
         )
         for value, _ in enumerate(labels, start=1):
-            outline(panel, seen == value, label_colour(value - 1), "solid")
+            outline(panel, seen == value, label_colour(value - 1))
         panel.set_axis_off()
         for i, label in enumerate(labels):
             colour = label_colour(i)

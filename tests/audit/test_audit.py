@@ -28,8 +28,7 @@ SHORT = AuditOptions(quick=True, epochs=10, least_steps=60)
 
 def areas(found: Audit) -> dict[str, float]:
     """The AUC of every attack on the first model."""
-    powers = {name: power_of(found.models[0], name) for name in found.models[0].attacks}
-    return {name: one.auc.value for name, one in powers.items() if one is not None}
+    return {name: power_of(attack).auc.value for name, attack in found.models[0].attacks.items()}
 
 
 def test_members_of_an_overfitted_model_are_found(memorised: Path, tmp_path: Path) -> None:

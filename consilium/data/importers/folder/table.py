@@ -19,8 +19,6 @@ from consilium.data.importers.patterns import split_of
 from consilium.data.importers.rules import Rule
 from consilium.errors import DataError
 
-_PLAIN = ("image", "case", "patient", "split", "site", "class")
-
 
 @dataclass
 class TableCases:
