@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def trained(sites: Mapping[str, Site], models: Models, rounds: int, lr: float) -
     """FedSM-extra's own selector phase, from these models."""
     method = FedSMExtra(selector_rounds=rounds, selector_lr=lr)
     task, roster = next(iter(sites.values())).task, next(iter(sites.values())).roster
-    server: Any = method._with(method.start(task, roster), global_=models.global_, personal=models.personal)
+    server: Any = replace(method.start(task, roster), global_=models.global_, personal=models.personal)
     memories: dict[str, Any] = {name: method.remember(site) for name, site in sites.items()}
     for phase, round in timeline(method, rounds + 1):
         if phase.name == "selector":

@@ -19,7 +19,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,14 @@ def train(setting: Setting) -> None:
             memories[name] = done[name].states
         global_ = mean({name: fits["global"].weights for name, fits in done.items()}, n)
         personal = pulled({name: fits["personal"].weights for name, fits in done.items()}, methods["paper"].pull)
-        for training, method in methods.items():
+        for training in methods:
             server = servers[training]
             sent = {
                 name: selector_reply(training, fits[training], server.selector, server.selector_state, 1e-3)
                 for name, fits in done.items()
             }
             selector, state = merged_selector(training, server.selector, server.selector_state, sent, n, 1e-3)
-            servers[training] = method._with(
+            servers[training] = replace(
                 server, global_=global_, personal=personal, selector=selector, selector_state=state
             )
         if round.number % EVERY:

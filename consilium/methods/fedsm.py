@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from consilium.errors import StudyError
@@ -189,7 +188,7 @@ class FedSM(WithShares, Method):
         return self._downlink(**sent, **self.personaliser.send(server, site))
 
     def _downlink(self, **sent: Any) -> Downlink:
-        nothing: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(self.Downlink))
+        nothing: dict[str, Any] = dict.fromkeys(f.name for f in fields(self.Downlink))
         return self.Downlink(**{**nothing, **sent})
 
     # ------------------------------------------------------------------------------------ at the site
@@ -225,19 +224,16 @@ class FedSM(WithShares, Method):
         if round.phase == "calibrate":
             found: list[Any] = [reply.calibration for _, reply in sorted(replies.items())]
             gamma = chosen_confidence(found, self.tuned_by, self.needed_gain)
-            return self._with(server, confidence=server.confidence if gamma is None else gamma)
+            return replace(server, confidence=server.confidence if gamma is None else gamma)
         if round.phase in self.selector.phases:
-            return self._with(server, **self.selector.merge(server, replies, round))
+            return replace(server, **self.selector.merge(server, replies, round))
         if round.phase == "adapt":
             adapted: dict[SiteName, Any] = {name: reply.personal for name, reply in replies.items()}
-            return self._with(server, personal={**server.personal, **adapted})
+            return replace(server, personal={**server.personal, **adapted})
         models: dict[SiteName, Any] = {name: reply.global_ for name, reply in replies.items()}
         global_ = self.average(models, server.n, server.global_)
         personal = self.personaliser.merge(server, replies, global_)
-        return self._with(server, global_=global_, **personal, **self.selector.merge(server, replies, round))
-
-    def _with(self, server: Server, **changed: Any) -> Server:
-        return self.Server(**{**vars(server), **changed})
+        return replace(server, global_=global_, **personal, **self.selector.merge(server, replies, round))
 
     def release(self, server: Server, site: SiteCard | None) -> Release:
         home = site.name if site else ""
@@ -273,7 +269,7 @@ class FedSM(WithShares, Method):
         # a later selector that routes equally well is more certain, and γ is a threshold on certainty
         newer = better("super:routed", ties_to_later=True)
         common = better("global:pooled")
-        server = self._with(
+        server = replace(
             old,
             global_=new.global_ if common else old.global_,
             shared=new.shared if common else old.shared,
@@ -290,7 +286,7 @@ class FedSM(WithShares, Method):
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         if round.phase == "calibrate":
             cases = CasesOf("valid")
-            return self._uplink(calibration=dataclasses.replace(NOTHING, cases=cases, wholes=cases))
+            return self._uplink(calibration=replace(NOTHING, cases=cases, wholes=cases))
         model = task.shape()
         if round.phase == "adapt":
             return self._uplink(personal=model)

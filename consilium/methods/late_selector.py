@@ -220,16 +220,16 @@ class LateSelector(WithShares, Method):
             personal = pulled({k: r.personal for k, r in replies.items()}, self.pull)  # type: ignore[misc]
             models: dict[SiteName, Any] = {name: reply.global_ for name, reply in replies.items()}
             global_ = self.average(models, server.n, server.global_)
-            return self._with(server, global_=global_, personal={**server.personal, **personal})
+            return replace(server, global_=global_, personal={**server.personal, **personal})
         holders = tuple(sorted({*server.holders, *(name for name, reply in replies.items() if reply.holds)}))
         if self.closed:
-            return self._with(server, regression=self._regression(server, replies, round), routes=True, holders=holders)
+            return replace(server, regression=self._regression(server, replies, round), routes=True, holders=holders)
         assert server.selector is not None
         sent = {name: (reply.selector, reply.selector_state) for name, reply in replies.items()}
         selector, state = merged_selector(
             self.selector_training, server.selector, server.selector_state, sent, server.n, self.selector_lr
         )
-        return self._with(server, selector=selector, routes=True, selector_state=state, holders=holders)
+        return replace(server, selector=selector, routes=True, selector_state=state, holders=holders)
 
     def _regression(self, server: Server, replies: Mapping[SiteName, Uplink], round: Round) -> Regression | None:
         if round.phase == LOSSES:
@@ -238,9 +238,6 @@ class LateSelector(WithShares, Method):
         strength = chosen_strength([(replies[name].scores, replies[name].cases) for name in sorted(replies)])
         found = server.regression
         return found if found is None or strength is None else replace(found, strength=strength)
-
-    def _with(self, server: Server, **changed: Any) -> Server:
-        return self.Server(**{**vars(server), **changed})
 
     def release(self, server: Server, site: SiteCard | None) -> Release:
         selector = server.selector if server.routes else None
@@ -272,7 +269,7 @@ class LateSelector(WithShares, Method):
         for site, weights in now.server.personal.items():
             if f"personal/{site}" not in valid:  # without validation cases: the latest
                 changed["personal"][site] = weights
-        return Best(self._with(best.server, **changed), valid, now.merged)
+        return Best(replace(best.server, **changed), valid, now.merged)
 
     def blank(self, task: Task, roster: Roster, card: SiteCard, round: Round) -> Uplink:
         if round.phase == "models":

@@ -15,7 +15,7 @@ from consilium.errors import StudyError
 from consilium.fields import check_choices, check_from_zero
 from consilium.learning.exclusion import exclusion_loss
 from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches
-from consilium.method import LossOfBatch, Method, message
+from consilium.method import LossOfBatch, Method, OptimizerState, message
 from consilium.methods.fedavg_foreground import STUDY
 from consilium.methods.shares import WithShares
 from consilium.networks.menu_net import MenuNet
@@ -97,7 +97,8 @@ class MENUNet(WithShares, Method):
         place = replace(site, task=menu(site.task))
         names = encoder_names(place.task)
         inside = {name for found in names.values() for name in found}
-        weights, states = got.global_, dict(memory.states)
+        weights = got.global_
+        states: dict[str, OptimizerState] = {}
         total, cases, steps = 0.0, 0, 0
         for organ in site.card.labels:  # one pass each, as AbdomenCT-1K is passed twice in UFPS
             fixed = inside - set(names[organ])
@@ -107,11 +108,11 @@ class MENUNet(WithShares, Method):
                 gradient, loss = network.gradient(batch, partial(self.site_loss, site, batch))
                 stepper.step(gradient)
                 total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
-            weights, states = network.weights(), {**states, **stepper.states}
+            weights = network.weights()
+            states |= stepper.states
         decoder = weights.split(lambda name: name not in inside)[0]
         encoders = {organ: weights.split(set(names[organ]).__contains__)[0] for organ in site.card.labels}
-        kept = states if site.local.optimizer_state == "kept" else {}
-        return self.Uplink(decoder, encoders, total / max(1, cases), steps), self.Memory(states=kept)
+        return self.Uplink(decoder, encoders, total / max(1, cases), steps), self.Memory(states=states)
 
     def site_loss(self, site: Site, batch: Batch, output: Tensor) -> Tensor:
         """The marginal loss (the task's own for labels that a site does not annotate) and the exclusion loss."""
