@@ -7,6 +7,7 @@ are 0600, folders 0700.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -127,6 +128,11 @@ def read_json(path: Path, remedy: str = "restore it, or start the study again el
 
 
 _CHECK = re.compile(r', "(.{3})": "(.{8})"\}$')  # at the end of a line: its own name may be damaged too
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checked_line(facts: Mapping[str, Any]) -> str:

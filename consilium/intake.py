@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from consilium import tree
+from consilium.message_parsing import field_path, joined
 from consilium.messages import ScoreSheet
 from consilium.method import CasesOf, Maybe
 from consilium.score_sheets import Scorer, rows_of
@@ -95,16 +96,16 @@ def _fault(value: Any, like: Any, path: str, cases: Mapping[str, int]) -> str:
         return _tensor_fault(value, like, path, "{} is expected")
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
-        parts = ((getattr(value, n), getattr(like, n), _under(path, n.removesuffix("_"))) for n in names)
+        parts = ((getattr(value, n), getattr(like, n), field_path(path, n)) for n in names)
         return _first(parts, cases) or _contradiction(value, path)
     if isinstance(value, Mapping):
         for key in sorted(value.keys() ^ like.keys()):
-            return f"'{_under(path, key)}' is {'missing' if key in like else 'not expected'}"
-        return _first(((value[key], like[key], _under(path, key)) for key in value), cases)
+            return f"'{joined(path, key)}' is {'missing' if key in like else 'not expected'}"
+        return _first(((value[key], like[key], joined(path, key)) for key in value), cases)
     if isinstance(value, tuple):
         if len(value) != len(like):
             return f"'{path}' has {len(value)} values, where {len(like)} are expected"
-        return _first(((part, like[i], _under(path, str(i))) for i, part in enumerate(value)), cases)
+        return _first(((part, like[i], joined(path, str(i))) for i, part in enumerate(value)), cases)
     if isinstance(value, float) and not abs(value) <= LARGEST:
         return f"'{path}' is {'too large' if math.isfinite(value) else 'not finite'}"
     if isinstance(value, int) and not (0 if like >= 0 else -MOST) <= value <= MOST:  # whole numbers count something
@@ -150,10 +151,6 @@ def _value_fault(tensor: torch.Tensor, path: str) -> str:
     if low >= -LARGEST and high <= LARGEST:
         return ""
     return f"'{path}' holds values that are {'too large' if math.isfinite(low + high) else 'not finite'}"
-
-
-def _under(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
 
 
 def _kind(tensor: torch.Tensor) -> str:

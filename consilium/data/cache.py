@@ -34,7 +34,7 @@ from consilium.data.site_arrays import SiteArrays
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, inside_of, refuse
 from consilium.errors import StudyError, WorkError
 from consilium.fields import nearest
-from consilium.files import make_folder
+from consilium.files import file_sha256, make_folder
 
 ARRAYS = ("images.bin", "masks.bin")
 LAYOUT = 2  # raise it when the files of the cache change
@@ -238,7 +238,7 @@ def _build(
                 entry["mask"] = _append(masks, piece.mask)
             entries.append(entry)
     refuse(faults, f"the images of site {site.name!r}")
-    digests = {name: _content(folder / name) for name in ARRAYS}
+    digests = {name: file_sha256(folder / name) for name in ARRAYS}
     (folder / "index.json").write_bytes(sealed({"sha256": digests, "cases": entries}))
 
 
@@ -250,15 +250,10 @@ def _is_sound(path: Path, digest: str) -> bool:
     found = path.stat()
     stamp = (digest, found.st_ino, found.st_size, found.st_mtime_ns)
     if _checked.get(path) != stamp:
-        if _content(path) != digest:
+        if file_sha256(path) != digest:
             return False
         _checked[path] = stamp
     return True
-
-
-def _content(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _append(file: BinaryIO, array: NDArray[Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from consilium.data.preprocess import shape_text
+from consilium.data.preprocess import rounded, shape_text
 from consilium.data.seen import (
     DataFinding,
     SeenCase,
@@ -34,7 +34,7 @@ def of_geometry(seen: SeenFederation) -> Iterator[DataFinding]:
             "note", "sizes", f"images have {len(shapes)} sizes, from {smallest} to {largest}",
             "Images of different sizes cannot be in one batch.", "A study may set [preprocess] size or [task] patch.",
         )  # fmt: skip
-    spacings = sorted({_rounded(one.facts.spacing) for one in cases})
+    spacings = sorted({rounded(one.facts.spacing) for one in cases})
     if len(spacings) > 1:
         some = ", ".join(shape_text(spacing) for spacing in spacings[:4])
         middles = {site: _middle([one.facts.spacing for one in seen.of(site)]) for site in _sites(cases)}
@@ -115,11 +115,7 @@ def _sites(cases: Sequence[SeenCase]) -> list[str]:
 
 
 def _middle(spacings: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return _rounded(tuple(float(value) for value in np.median(spacings, axis=0)))
-
-
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(f"{value:.4g}") for value in values)
+    return rounded(tuple(float(value) for value in np.median(spacings, axis=0)))
 
 
 def _apart(middles: Mapping[str, tuple[float, ...]]) -> float:

@@ -176,6 +176,11 @@ def shape_text(shape: Sequence[float]) -> str:
     return "×".join(f"{side:g}" for side in shape)
 
 
+def rounded(values: Sequence[float]) -> tuple[float, ...]:
+    """To four digits, as spacings are told and compared."""
+    return tuple(float(f"{value:.4g}") for value in values)
+
+
 def _own_step(name: str, array: NDArray[np.float32], spacing: Sequence[float]) -> NDArray[np.float32]:
     changed = np.asarray(load(name, "preprocess")(array, tuple(spacing)), dtype=np.float32)
     if changed.shape != array.shape:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from consilium.data.images import ImageArray, orientation
 from consilium.data.orientation import reordered
-from consilium.data.preprocess import Preprocess, Undo, by_type, shape_text
+from consilium.data.preprocess import Preprocess, Undo, by_type, rounded, shape_text
 from consilium.ranges import Items, Range, Text
 from consilium.tree import message
 
@@ -172,7 +172,7 @@ def unlike(image: ImageFacts, trained: DataProfile, how: Preprocess) -> list[str
             not low / SPACING_TIMES <= step <= high * SPACING_TIMES
             for step, (low, high) in zip(image.spacing, trained.spacing)
         ):
-            found.append(f"spacing {shape_text(_rounded(image.spacing))} mm (trained on {_span(trained.spacing)} mm)")
+            found.append(f"spacing {shape_text(rounded(image.spacing))} mm (trained on {_span(trained.spacing)} mm)")
     elif trained.spacing:
         found.append("it does not say its spacing, as all training images did")
     if image.orientation not in trained.orientations and (not how.orientation or not image.orientation):
@@ -203,12 +203,8 @@ def _odd_values(image: ImageFacts, trained: DataProfile) -> list[str]:
 
 
 def _span(ranges: Sequence[Span]) -> str:
-    low, high = _rounded([r[0] for r in ranges]), _rounded([r[1] for r in ranges])
+    low, high = rounded([r[0] for r in ranges]), rounded([r[1] for r in ranges])
     return shape_text(low) if low == high else f"{shape_text(low)} to {shape_text(high)}"
-
-
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(f"{value:.4g}") for value in values)
 
 
 # ---------------------------------------------------------------------------------------------- sites

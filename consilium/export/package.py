@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from consilium.data.profile import DataProfile, read_profile
 from consilium.errors import RunError
 from consilium.export.models import Released
 from consilium.extensions import code_files
-from consilium.files import read_json, write_json, write_text
+from consilium.files import file_sha256, read_json, write_json, write_text
 from consilium.machine import pick_device
 from consilium.predictor import Predictor
 from consilium.study import Study
@@ -44,7 +43,7 @@ def write_package(folder: Path, study: Study, released: Released, trained_on: Da
         "model": released.predictor.model,
         "sites": sites,  # those with a model of their own, for --site
         **({"distribution": trained_on.to_json()} if trained_on else {}),
-        "sha256": {name: _sha256(folder / name) for name in ("release.safetensors", "study.toml", *code)},
+        "sha256": {name: file_sha256(folder / name) for name in ("release.safetensors", "study.toml", *code)},
     }
     write_json(facts, folder / _MARK)
 
@@ -96,13 +95,8 @@ def _check(folder: Path) -> None:
     listed = digests if isinstance(digests, Mapping) else {}
     for name in {"release.safetensors", "study.toml", *listed}:  # one without a digest is not one of ours
         path = folder / name
-        if not path.is_file() or not isinstance(digests, Mapping) or _sha256(path) != digests.get(name):
+        if not path.is_file() or not isinstance(digests, Mapping) or file_sha256(path) != digests.get(name):
             raise RunError(f"{path} is damaged or missing; copy the package again, or export the run again.")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _readme(study: Study, released: Released) -> str:

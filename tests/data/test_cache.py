@@ -273,8 +273,8 @@ def test_a_turned_bit_in_the_notes_about_files_changes_nothing(tmp_path: Path, f
 def test_a_process_reads_the_arrays_through_once(tmp_path: Path, fed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path)
     read: list[str] = []
-    content = cache_module._content
-    monkeypatch.setattr(cache_module, "_content", lambda path: (read.append(path.name), content(path))[1])
+    content = cache_module.file_sha256
+    monkeypatch.setattr(cache_module, "file_sha256", lambda path: (read.append(path.name), content(path))[1])
     monkeypatch.setattr(cache_module, "_checked", {})  # another process
     for _ in range(3):
         opened(tmp_path)
