@@ -17,7 +17,7 @@ from consilium.errors import StudyError
 from consilium.federation.forecasting import Exchange, Forecast, forecast_study, size_text
 from consilium.machine import default_workers, peak_memory_mb, pick_device
 from consilium.method import Phase
-from consilium.run_lock import at_work
+from consilium.run_files.lock import at_work
 from consilium.step_timing import StepTimes, time_steps
 from consilium.study import Study
 from consilium.timeline import timeline

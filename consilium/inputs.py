@@ -11,8 +11,8 @@ from consilium.data.cache import case_facts
 from consilium.extensions import code_hashes
 from consilium.hospital import RULES
 from consilium.policy import alias_of, simulated_secret
+from consilium.run_files.origin import differences
 from consilium.run_folder import RunFolder
-from consilium.run_origin import differences
 from consilium.site_opening import place_in
 from consilium.study import Study
 from consilium.validation import annotated_at, members_of

@@ -13,13 +13,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from consilium import packet_files, run_lock, tree
+from consilium import packet_files, tree
 from consilium.errors import RunError, StudyError, WorkError, not_a_run
 from consilium.files import append_lines, make_folder, read_json, write_json, write_text
-from consilium.journal import Event, Journal
 from consilium.method import Method
-from consilium.run_origin import Origin
-from consilium.run_states import States
+from consilium.run_files import lock
+from consilium.run_files.journal import Event, Journal
+from consilium.run_files.origin import Origin
+from consilium.run_files.states import States
 from consilium.scores.rows import COLUMNS, ScoreRow, check_rows, read_rows, write_rows
 from consilium.scores.summary import unscored
 from consilium.store import say_once
@@ -111,7 +112,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run for one process."""
-        with run_lock.locked(self.path):
+        with lock.locked(self.path):
             yield
 
     def remove(self) -> None:
@@ -173,7 +174,7 @@ class RunFolder:
 
     def summary(self) -> Mapping[str, Any]:
         if not self.finished:
-            raise RunError(f"{self.path} is not finished; {run_lock.way_on(self.path)}.")
+            raise RunError(f"{self.path} is not finished; {lock.way_on(self.path)}.")
         facts: Mapping[str, Any] = read_json(self.path / "summary.json")
         return facts
 
@@ -187,7 +188,7 @@ class RunFolder:
                 return self._mended(path, method, error)
         best = self.states.best(method)
         if best is None:
-            raise RunError(f"{self.path} has no scored round yet; {run_lock.way_on(self.path)}.")
+            raise RunError(f"{self.path} has no scored round yet; {lock.way_on(self.path)}.")
         return best.server
 
     def _checked(self, path: Path, method: Method) -> Any:

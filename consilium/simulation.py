@@ -10,8 +10,8 @@ from typing import Any
 from consilium import engine
 from consilium.errors import RunError
 from consilium.inputs import place_of
-from consilium.journal import Event
 from consilium.machine import check_compiler, default_workers, pick_device
+from consilium.run_files.journal import Event
 from consilium.run_folder import RunFolder
 from consilium.study import Study, with_plan
 from consilium.timeline import away_as, timeline

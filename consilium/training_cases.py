@@ -12,7 +12,7 @@ from consilium.data.site_folder import Case, Federation, SiteFolder, read_federa
 from consilium.errors import DataError
 from consilium.inputs import as_told
 from consilium.policy import KEY_ALIAS
-from consilium.run_origin import Origin
+from consilium.run_files.origin import Origin
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wording import are, counted, listed

@@ -21,8 +21,8 @@ from consilium.methods.routing import EnsembleModel, SuperModel
 from consilium.predictor import OneModel, Predictor, WithOthers
 from consilium.reports.grouping import groups
 from consilium.reports.reading import RunView, read_run, run_folders
+from consilium.run_files.lock import way_on
 from consilium.run_folder import RunFolder
-from consilium.run_lock import way_on
 from consilium.site import Roster, Round
 from consilium.site_opening import open_worker, place_in
 from consilium.study import Study

@@ -76,8 +76,8 @@ def run(
     from consilium.cli.progress import ProgressDisplay, kept
     from consilium.machine import check_compiler, pick_device
     from consilium.rehearsal import objections, put_rules, read_rules, runs_under
+    from consilium.run_files.lock import way_on
     from consilium.run_folder import RunFolder
-    from consilium.run_lock import way_on
     from consilium.study_reading import load_study
 
     wanted = [*(changes or []), *([f"local.device={device}"] if device else [])]

@@ -35,8 +35,8 @@ from consilium.federation.returning import AGAIN, read_outcome
 from consilium.federation.signed_releases import signer
 from consilium.files import make_folder, write_json
 from consilium.messages import Request
+from consilium.run_files.origin import differences
 from consilium.run_folder import RunFolder
-from consilium.run_origin import differences
 from consilium.scores.summary import passed_over
 from consilium.study import Study
 from consilium.weights import SiteName

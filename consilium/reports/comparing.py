@@ -14,7 +14,7 @@ from consilium.errors import RunError
 from consilium.reports.grouping import Group, groups, once, repeated
 from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import _ORDER, POOLED, SITE_MEAN, Cell, Column, Comparison, LineKind, TableLine, in_order
-from consilium.run_lock import way_on
+from consilium.run_files.lock import way_on
 from consilium.scores.means import ByCase, ScoreEntry, summarise
 from consilium.scores.statistics import interval, paired
 from consilium.scores.views import by_case, matrix

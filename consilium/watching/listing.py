@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium.errors import RunError, UserError
-from consilium.run_lock import LOCK
+from consilium.run_files.lock import LOCK
 from consilium.watching.sources import RunSource
 
 AGES = (("day", 86400), ("hour", 3600), ("min", 60))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from consilium.errors import RunError, UserError, not_a_run
 from consilium.files import read_line
-from consilium.run_lock import at_work
+from consilium.run_files.lock import at_work
 from consilium.watching.status import RunStatus, status_of
 
 

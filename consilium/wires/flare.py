@@ -24,8 +24,8 @@ from consilium.fields import plain
 from consilium.files import read_json, write_bytes
 from consilium.messages import REASONS, AnswerHead, Envelope, Reply, Request, Seal, SiteFacts
 from consilium.ranges import Range, Text
+from consilium.run_files.origin import same_site
 from consilium.run_folder import RunFolder
-from consilium.run_origin import same_site
 from consilium.study import Study
 from consilium.transport import packed, unpacked
 from consilium.tree import Packet, PacketError, message

@@ -18,7 +18,7 @@ ROOT = Path(consilium.__file__).parent
 # A module may import from its own layer and from layers below it (earlier in this list).
 LAYERS = [
     ["errors"],
-    ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch", "wording", "run_lock"],
+    ["machine", "children", "fields", "files", "legacy", "extensions", "tracking", "stopwatch", "wording"],
     ["randomness", "weights", "starting_weights", "scores", "ranges"],
     ["message_parsing", "tree", "tensor_tables", "packet_files", "differences", "transport"],
     ["batch", "local_training", "task", "predictor", "site", "data"],
@@ -29,7 +29,7 @@ LAYERS = [
     ["messages", "local_norm", "hospital", "caps", "consent", "left_log", "left_lines"],
     ["score_sheets", "policy", "hospital_policy", "budget"],
     ["intake", "outgoing"],
-    ["worker", "site_opening", "journal", "run_origin", "run_states", "run_folder"],
+    ["worker", "site_opening", "run_files", "run_folder"],
     ["site_service", "inputs"],
     ["engine"],
     ["wires"],

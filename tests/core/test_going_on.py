@@ -17,8 +17,8 @@ from consilium.method import Best, Valid
 from consilium.methods.fedsm import FedSM
 from consilium.methods.local import LocalTraining
 from consilium.prediction import open_predictor
+from consilium.run_files.states import States
 from consilium.run_folder import RunFolder
-from consilium.run_states import States
 from consilium.site import Round
 from consilium.weights import SiteName
 from consilium.wires.in_process import InProcess

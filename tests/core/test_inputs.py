@@ -19,8 +19,8 @@ from consilium.data import cache_pieces
 from consilium.errors import RunError
 from consilium.extensions import code_hashes
 from consilium.inputs import current_inputs, place_of
+from consilium.run_files.origin import differences
 from consilium.run_folder import RunFolder
-from consilium.run_origin import differences
 from consilium.study import Study
 from consilium.suites.running import outlook, run_suite
 from tests.suites.bench import Teller, write_suite

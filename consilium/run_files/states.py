@@ -11,9 +11,9 @@ from typing import Any
 from consilium import tree
 from consilium.errors import RunError
 from consilium.files import make_folder
-from consilium.journal import Journal
 from consilium.method import Best, Method, Valid
 from consilium.privacy.past import EMPTY, History, OldHistory, append_entries, read_entries
+from consilium.run_files.journal import Journal
 from consilium.site import Round
 from consilium.store import DamagedError, Store, names_in, read_document, write_document
 from consilium.weights import SiteName
