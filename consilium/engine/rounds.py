@@ -96,28 +96,37 @@ def collect(
             events.append(("lost" if reply.packet is None else "refused", {**facts, "why": lost, **_told(verdict)}))
             continue
         replies[name] = uplink
-        assert reply.packet is not None
-        down = sent.sizes[name] if reply.sent is None else reply.sent
-        up = reply.packet.nbytes() if reply.came is None else reply.came
-        cost = {"bytes_down": down, "bytes_up": up}
-        loss = None if active.study.privacy.on else getattr(uplink, "loss", None)  # private: it was not sent
-        work = {"loss": loss, "steps": getattr(uplink, "steps", None)}
-        work |= {
-            name: value for name, value in vars(uplink).items() if name.endswith("_loss") and isinstance(value, float)
-        }
-        seconds = {"seconds": round3(reply.seconds)}
-        events.append(("train", {**facts, **work, **seconds, **cost, **_told(verdict, "odd")}))
+        work = _work(reply, uplink, sent.sizes[name], active.study.privacy.on)
+        events.append(("train", {**facts, **work, **_told(verdict, "odd")}))
     if len(replies) < max(1, active.study.plan.min_sites):
         active.folder.journal.notes(events)
-        rejected = lost and not gone
+        rejected = bool(lost) and not gone
         answers = f"{len(replies)} of {len(sent.sizes)} {'answers could be used' if rejected else 'sites answered'}"
-        reason = f" (the last reason: {lost})" if lost else ""
-        remedy = _DIVERGED if rejected else f"; when the sites are back, `consilium resume {active.folder.path}`."
-        raise WorkError(
-            f"{called(phase, round)}: {answers}, but min_sites is {active.study.plan.min_sites}{reason}. Everything "
-            f"before it is saved{remedy}"
-        )
+        raise _too_few(active, f"{called(phase, round)}: {answers}", lost, rejected)
     return RoundReplies(replies, history, events, forgot)
+
+
+def _work(reply: Reply, uplink: Any, size: int, private: bool) -> dict[str, Any]:
+    """The log's figures of a merged reply to an order of this size."""
+    assert reply.packet is not None
+    losses = {key: value for key, value in vars(uplink).items() if key.endswith("_loss") and isinstance(value, float)}
+    return {
+        "loss": None if private else getattr(uplink, "loss", None),  # private: it was not sent
+        "steps": getattr(uplink, "steps", None),
+        **losses,
+        "seconds": round3(reply.seconds),
+        "bytes_down": size if reply.sent is None else reply.sent,
+        "bytes_up": reply.packet.nbytes() if reply.came is None else reply.came,
+    }
+
+
+def _too_few(active: ActiveRun, answers: str, lost: str, rejected: bool) -> WorkError:
+    """`lost`: the last reason why a reply could not be used; `rejected`: all of them came."""
+    reason = f" (the last reason: {lost})" if lost else ""
+    remedy = _DIVERGED if rejected else f"; when the sites are back, `consilium resume {active.folder.path}`."
+    return WorkError(
+        f"{answers}, but min_sites is {active.study.plan.min_sites}{reason}. Everything before it is saved{remedy}"
+    )
 
 
 def _awaited(
