@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from consilium.cli import completing
 from consilium.errors import RunError, StudyError, TableFaults
 
 if TYPE_CHECKING:
+    from consilium.cli.progress import ProgressDisplay
     from consilium.study import Study
 
 Workers = Annotated[
@@ -71,24 +72,16 @@ def run(
 
     Example: consilium run studies/retina_fedsm.toml --set study.rounds=40
     """
-    _begin(workers, study, as_json or quiet)
+    silent = as_json or quiet
+    _begin(workers, study, silent)
     from consilium import simulation
     from consilium.cli.progress import ProgressDisplay, kept
     from consilium.machine import check_compiler, pick_device
     from consilium.rehearsal import objections, put_rules, read_rules, runs_under
     from consilium.run_files.lock import way_on
     from consilium.run_folder import RunFolder
-    from consilium.study_reading import load_study
 
-    wanted = [*(changes or []), *([f"local.device={device}"] if device else [])]
-    try:
-        loaded = load_study(study, wanted)
-    except TableFaults as error:
-        from consilium.data.check import check
-        from consilium.data.site_folder import refuse
-
-        refuse(check(error.folder).faults, str(error.folder))  # those of images too, none hidden behind the first
-        raise
+    loaded = _loaded(study, [*(changes or []), *([f"local.device={device}"] if device else [])])
     if attendance is not None:
         loaded = simulation.with_attendance(loaded, attendance)
     rules = read_rules(policy or [], loaded)
@@ -101,7 +94,7 @@ def run(
         check_compiler(device_here)
     path = simulation.choose_place(loaded, runs_under(rules, runs), again)
     with kept(f"`consilium resume {path}`"):
-        with ProgressDisplay(quiet=as_json or quiet) as progress:
+        with ProgressDisplay(quiet=silent) as progress:
             for note in notes:
                 progress.say(f"note: {note}")
             folder = RunFolder.create_at(path, loaded, progress.of(path))
@@ -112,17 +105,36 @@ def run(
                     f"this study was started and not finished; {way_on(path)}, or train it again with --again."
                 )
             put_rules(rules, folder.path, folder.study)
-            with ExitStack() as beside_it:
-                if page:
-                    from consilium.cli.watch import beside
-
-                    address = f"  page: {beside_it.enter_context(beside(folder.path))}"
-                    if as_json or quiet:  # it was asked for, and nothing else tells the port
-                        typer.echo(address, err=True)
-                    else:
-                        progress.say(address)
+            with _page(folder.path, progress, silent) if page else nullcontext():
                 result = simulation.go_on(folder, workers)
         _print(result, as_json, quiet)
+
+
+def _loaded(study: Path, changes: Sequence[str]) -> Study:
+    from consilium.study_reading import load_study
+
+    try:
+        return load_study(study, changes)
+    except TableFaults as error:
+        from consilium.data.check import check
+        from consilium.data.site_folder import refuse
+
+        refuse(check(error.folder).faults, str(error.folder))  # those of images too, none hidden behind the first
+        raise
+
+
+@contextmanager
+def _page(run: Path, progress: ProgressDisplay, silent: bool) -> Iterator[None]:
+    """Serve the page about a run, and say where."""
+    from consilium.cli.watch import beside
+
+    with beside(run) as url:
+        address = f"  page: {url}"
+        if silent:  # it was asked for, and nothing else tells the port
+            typer.echo(address, err=True)
+        else:
+            progress.say(address)
+        yield
 
 
 def _dry_run(study: Study, runs: Path, workers: int | None, as_json: bool, notes: Sequence[str]) -> None:
