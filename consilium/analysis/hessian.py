@@ -117,7 +117,7 @@ def curvature(times: Times, size: int, seed: int = 0, probes: int = PROBES, step
     return Curvature(largest(times, size, seed), statistics.fmean(traces), error, tuple(nodes), size)
 
 
-def largest(times: Times, size: int, seed: int = 0, count: int = LARGEST) -> tuple[float, ...]:
+def largest(times: Times, size: int, seed: int = 0) -> tuple[float, ...]:
     """The largest eigenvalues, from the top, by ARPACK."""
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
@@ -125,7 +125,7 @@ def largest(times: Times, size: int, seed: int = 0, count: int = LARGEST) -> tup
     start = numpy_generator(seed, "start").normal(size=size)
     try:
         found = eigsh(
-            operator, min(count, size - 1), which="LA", v0=start, tol=1e-4, maxiter=50, return_eigenvectors=False
+            operator, min(LARGEST, size - 1), which="LA", v0=start, tol=1e-4, maxiter=50, return_eigenvectors=False
         )
     except ArpackError as error:
         raise RunError(f"the largest eigenvalues were not found ({error}); try more --cases.") from error

@@ -48,16 +48,13 @@ class Inverted:
         return {"batch": self.batch, "likeness": likeness, "not_sent": self.chance and round(self.chance, 4)}
 
 
-def invert(run: OpenRun, site: SiteName | None = None, steps: int = STEPS) -> list[Inverted]:
-    """Try one update of batch size 1 and one of 8 at a site, from the weights that the run began with.
+def invert(run: OpenRun, steps: int = STEPS) -> list[Inverted]:
+    """Try one update of batch size 1 and one of 8, from the weights that the run began with.
 
-    Args:
-        run: a finished run with its data.
-        site: whose images; None: the member with the most training cases.
-        steps: of the search.
+    The images are those of the member with the most training cases; `steps` are of the search.
     """
     most = max(run.members, key=lambda name: run.roster[name].n if name in run.roster else 0)
-    return list(_inverted(run, site or most, steps))
+    return list(_inverted(run, most, steps))
 
 
 def _inverted(run: OpenRun, site: SiteName, steps: int) -> Iterator[Inverted]:

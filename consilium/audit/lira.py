@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,9 +150,7 @@ def check_shadows(shadows: int) -> None:
         raise RunError(f"--shadows {shadows}: it must be even and at least 4, so that each case is in half of them.")
 
 
-def estimate(
-    run: OpenRun, groups: Sequence[ShadowGroup], settings: LiraSettings, clock: Callable[[], float] = time.monotonic
-) -> tuple[int, float]:
+def estimate(run: OpenRun, groups: Sequence[ShadowGroup], settings: LiraSettings) -> tuple[int, float]:
     """How many shadows are to be trained, and about how many seconds that takes, from one epoch of the first."""
     todo = [(group, missing(run, group, settings)) for group in groups]
     left = sum(count for _, count in todo)
@@ -160,7 +158,7 @@ def estimate(
         return 0, 0.0
     first = next(group for group, count in todo if count)
     half = first.keys[::2]
-    began = clock()
+    began = time.monotonic()
     train_shadow(run, first.people, half, first.target, ShadowPlan(1, 0, "estimate"))
-    per_case = (clock() - began) / max(1, len(half))
+    per_case = (time.monotonic() - began) / max(1, len(half))
     return left, sum(count * per_case * (settings.epochs * len(g.keys) / 2 + len(g.keys)) for g, count in todo)

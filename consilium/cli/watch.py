@@ -49,14 +49,14 @@ def serve(source: StatusSource, host: str, port: int, token: str) -> None:
 
 
 @contextmanager
-def beside(run: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def beside(run: Path) -> Iterator[str]:
     """Serve the page of a run that this process makes; gives its address."""
     import threading
 
     from consilium.watching.server import WatchServer
     from consilium.watching.sources import RunSource
 
-    with WatchServer(RunSource(run), host, port) as server:
+    with WatchServer(RunSource(run), "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, name="page", daemon=True).start()
         try:
             yield server.url

@@ -71,12 +71,12 @@ def as_json(entries: Iterable[Spent]) -> list[dict[str, Any]]:
     return [asdict(entry) for entry in entries]
 
 
-def ledger(lines: Iterable[Line], run: str = "") -> list[Entry]:
-    """The entries of a log, each message once; of one run where it is named.
+def ledger(lines: Iterable[Line]) -> list[Entry]:
+    """The entries of a log, each message once.
 
     Two passes may end in the same message, where the model stays at the site: then both count.
     """
-    different = {_release(line): line for line in lines if run in ("", line["run"])}
+    different = {_release(line): line for line in lines}
     return [entry for line in different.values() for entry in _entries(line)]
 
 

@@ -40,15 +40,13 @@ class Paired:
     single: tuple[str, ...] = ()  # sites with one case, whose spread is taken from the others
 
 
-def paired(
-    a: Mapping[str, Mapping[str, float]], b: Mapping[str, Mapping[str, float]], seed: int = 0, draws: int = 2000
-) -> Paired | None:
+def paired(a: Mapping[str, Mapping[str, float]], b: Mapping[str, Mapping[str, float]]) -> Paired | None:
     """Compare two runs case by case; None if they share no case."""
     gaps = {s: {c: a[s][c] - b[s][c] for c in sorted(a[s].keys() & b[s].keys())} for s in sorted(a.keys() & b.keys())}
     gaps = {site: found for site, found in gaps.items() if found}
     if not gaps:
         return None
-    low, high = interval(gaps, seed, draws)
+    low, high = interval(gaps)
     patients = {site: _patients(found) for site, found in gaps.items()}
     pooled = [exact_mean(each) for found in patients.values() for each in found]
     difference = exact_mean(exact_mean(found.values()) for found in gaps.values())

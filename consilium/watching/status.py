@@ -10,6 +10,7 @@ from typing import Any
 
 RECENT = 20  # rounds whose length forecasts the time left
 POINTS = 200  # of a curve, at most: the page is asked for every two seconds
+LATEST = 50  # events about missing or rejected sites
 NEVER = ("away", "lost", "refused", "dropped", "left out", "rejoined", "absent", "undelivered", "unscored")
 Event = Mapping[str, Any]
 SiteName = str
@@ -68,14 +69,13 @@ class RunStatus:
         return asdict(self)
 
 
-def status_of(events: Iterable[Event], run: str, state: str, latest: int = 50) -> RunStatus:
+def status_of(events: Iterable[Event], run: str, state: str) -> RunStatus:
     """Read a journal.
 
     Args:
         events: of the journal, the oldest first.
         run: the run's name.
         state: what is known from elsewhere, see `RunStatus.state`.
-        latest: how many of the events about missing or rejected sites are kept.
     """
     status = RunStatus(run, state)
     lengths: list[float] = []
@@ -107,7 +107,7 @@ def status_of(events: Iterable[Event], run: str, state: str, latest: int = 50) -
             _score(status.curve, status.sites, event)
         elif what in NEVER:
             _missing(status, event, told)
-    status.events = told.last(latest)
+    status.events = told.last(LATEST)
     if lengths:
         status.seconds_per_round = statistics.median(lengths[-RECENT:])
         if state == "running":
