@@ -133,7 +133,7 @@ def test_curvature_is_of_the_loss_that_was_trained(ufps: OpenRun) -> None:
 
 
 @pytest.mark.slow
-def test_an_early_round_is_weighed_by_the_uncertainty_of_its_cases(made: Mapping[str, Path], ufps: OpenRun) -> None:
+def test_an_early_round_is_weighed_by_the_uncertainty_of_its_cases(ufps: OpenRun) -> None:
     worker = ufps.worker("ada")
     early = TeacherUncertainty(weigh_from=1.0, weigh_until=2.0)
     off: Any = {"main_teacher": MainTeacher("pretrained"), "noise": LabelNoise(0.0)}

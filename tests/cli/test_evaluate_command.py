@@ -267,7 +267,7 @@ def test_probability_maps_and_overlays(finished: Finished, federation: Path, tmp
     assert np.asarray(Image.open(tmp_path / "bea001-overlay.png")).shape[0] > 100
 
 
-def test_mirror_images_are_averaged(finished: Finished, federation: Path, tmp_path: Path) -> None:
+def test_mirror_images_are_averaged(finished: Finished, federation: Path) -> None:
     run = open_run(finished("fedavg"))
     task = run.study.task.on("cpu")
     images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -42,9 +42,7 @@ def test_the_numbers_of_a_network_by_hand(federation: Path) -> None:
     assert size.layers == sum(any(True for _ in m.parameters(recurse=False)) for m in network.modules())
 
 
-def test_a_giant_network_passes_no_roll_call_and_is_never_allocated(
-    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_giant_network_passes_no_roll_call_and_is_never_allocated(federation: Path, tmp_path: Path) -> None:
     """Limits that nobody wrote hold too: hospital.toml of an earlier version knows nothing of them."""
     study = toy_study(federation, **GIANT)
     policy = HospitalPolicy(read_hospital(hospital(tmp_path)).limits, ("blob",), b"k", tmp_path)

@@ -144,9 +144,7 @@ def test_without_the_key_of_hospital_toml_nothing_waits(federation: Path, tmp_pa
     assert not os.listdir(tmp_path)
 
 
-def test_a_rehearsal_leaves_the_site_out_until_a_person_approves(
-    rules: Path, federation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rehearsal_leaves_the_site_out_until_a_person_approves(rules: Path, federation: Path, tmp_path: Path) -> None:
     study = toy_study(federation, study__rounds=1)
     (tmp_path / "study.toml").write_text(study.to_toml())
     folder = rehearse(study, rules, tmp_path / "runs")

@@ -157,9 +157,7 @@ def test_a_scoring_too_many_leaves_the_site_out_of_that_score(federation: Path, 
     assert len([line for line in left(folder.path / "sites" / "bea") if line["what"] == "score"]) == 2
 
 
-def test_the_command_takes_a_policy(
-    federation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_takes_a_policy(federation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study.toml").write_text(toy_study(federation, study__rounds=1).to_toml())
     rules = hospital(tmp_path, limits="bytes = 1")
     arguments = ["run", str(tmp_path / "study.toml"), "--workers", "0", "--runs", str(tmp_path / "runs"), "--json"]

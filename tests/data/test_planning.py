@@ -105,7 +105,7 @@ def test_hospitals_send_fingerprints_and_no_names(federation: Path, tmp_path: Pa
     refused(call("plan", *files, "--to", tmp_path / "new.toml"), "holds no fingerprints")
 
 
-def test_sites_of_different_tasks_are_refused(tmp_path: Path) -> None:
+def test_sites_of_different_tasks_are_refused() -> None:
     with pytest.raises(DataError, match="plan one task at a time"):
         plan([CT, replace(PHOTO, site="b")], "fedavg", 1)
     with pytest.raises(DataError, match="named twice"):

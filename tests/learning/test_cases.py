@@ -134,7 +134,7 @@ def test_small_cases_are_padded_at_both_ends() -> None:
     assert truth[:2].sum() == 0 and truth[5:].sum() == 0
 
 
-def test_a_patch_of_a_case_without_labels(arrays: dict[str, Any]) -> None:
+def test_a_patch_of_a_case_without_labels() -> None:
     cut, truth, _ = _patch(
         np.zeros((1, 9, 9), np.float32), np.zeros((9, 9), np.uint8), None, (4, 4), np.random.default_rng(1)
     )

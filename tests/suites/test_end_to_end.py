@@ -66,9 +66,7 @@ def test_the_command_runs_skips_and_prints_the_table(tmp_path: Path, federation:
     assert lines["Local (own site)"]["difference"]["by_seed"].keys() == {"0", "1"}
 
 
-def test_a_failed_run_is_said_and_the_exit_is_a_failure(
-    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_is_said_and_the_exit_is_a_failure(tmp_path: Path, federation: Path) -> None:
     """SCAFFOLD refuses Adam when its run starts; FedAvg is trained all the same."""
     path = write_suite(tmp_path, federation, 'methods = ["scaffold", "fedavg"]')
     done = CliRunner().invoke(command(), ["suite", str(path), "--runs", str(tmp_path / "runs"), "--workers", "0"])
