@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import Clock, Measured, Repeat, Spent, load, median_ratio, typical
+from benchmarks.measuring import Measured, Repeat, load, median_ratio, timed, typical
 from consilium.learning.mixture import Mixture
 from consilium.learning.optimizers import optimizer
 from consilium.local_training import Local
@@ -69,12 +69,6 @@ def _compare(
         "apple", f"a step of APPLE with {SITES} cores, {what}", mixed, "a plain step", bare, "s",
         median_ratio(mine, theirs), limit, facts=facts,
     )  # fmt: skip
-
-
-def timed(step: Step) -> Spent:
-    clock = Clock()
-    step()
-    return clock.stop()
 
 
 def mixed_step(build: Callable[[], nn.Module], images: Tensor, loss: Callable[[Tensor], Tensor]) -> Step:

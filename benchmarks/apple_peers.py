@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.apple import SITES, Step, mixed_step, plain_step, timed
-from benchmarks.measuring import Measured, Repeat, load, median_ratio, typical
+from benchmarks.apple import SITES, Step, mixed_step, plain_step
+from benchmarks.measuring import Measured, Repeat, load, median_ratio, timed, typical
 from benchmarks.peers.checkouts import Arguments, Stepped, open_checkout, stand_in
 from consilium.networks.cnn import CNN
 

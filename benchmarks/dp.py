@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import Clock, Measured, Repeat, Spent, load, median_ratio, typical
+from benchmarks.measuring import Measured, Repeat, load, median_ratio, timed, typical
 from consilium.batch import Batch
 from consilium.learning.optimizers import optimizer
 from consilium.learning.per_patient import PatientGradients
@@ -141,13 +141,7 @@ def _timed(ours: Step, theirs: Step, repeats: int) -> tuple[list[Repeat], list[R
     theirs()
     found: tuple[list[Repeat], list[Repeat]] = ([], [])
     for _ in range(repeats):
-        spent = [[_lap(step) for step in (ours, theirs)] for _ in range(STEPS)]
+        spent = [[timed(step) for step in (ours, theirs)] for _ in range(STEPS)]
         for i, laps in enumerate(zip(*spent)):
             found[i].append(list(laps))
     return found
-
-
-def _lap(step: Step) -> Spent:
-    clock = Clock()
-    step()
-    return clock.stop()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, Self
@@ -95,6 +96,12 @@ def typical(repeat: Repeat, of: str = "seconds") -> float:
     return float(median(getattr(spent, of) for spent in repeat))
 
 
+def timed(step: Callable[[], object], pids: Sequence[int] = ()) -> Spent:
+    clock = Clock(pids)
+    step()
+    return clock.stop()
+
+
 def load() -> float:
     """Processes that wanted a core in the last minute: with more of them than cores, seconds mean little."""
     return round(os.getloadavg()[0], 1)
@@ -147,7 +154,7 @@ class Interleaved:
             ours.append(laps.rounds)
             rival.restart()
             rival.round(0)
-            theirs.append([_timed(rival, index) for index in range(1, 1 + rounds)])
+            theirs.append([timed(partial(rival.round, index), rival.pids) for index in range(1, 1 + rounds)])
         return cls(ours, theirs)
 
     def ratio(self, of: str = "seconds") -> float:
@@ -157,12 +164,6 @@ class Interleaved:
     def seconds(self) -> tuple[float, float]:
         """Our median round and the rival's."""
         return median(map(typical, self.ours)), median(map(typical, self.theirs))
-
-
-def _timed(rival: Rival, index: int) -> Spent:
-    clock = Clock(rival.pids)
-    rival.round(index)
-    return clock.stop()
 
 
 # ---------------------------------------------------------------------------------------------------- memory

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import Clock, Measured, Repeat, Spent, load, median_ratio, typical
+from benchmarks.measuring import Measured, Repeat, load, median_ratio, timed, typical
 from consilium.learning.cmidg import cmidg
 from consilium.learning.optimizers import optimizer
 from consilium.learning.sharpness import explored, flat, masked, momentum, moved, perturbation, top
@@ -56,7 +56,7 @@ def _compare(setting: Setting, repeats: int) -> list[Measured]:
     ours.sparse(), plain.plain(), ours.masks()
     times: tuple[list[Repeat], list[Repeat], list[Repeat]] = ([], [], [])
     for _ in range(repeats):
-        in_turn = [(_timed(ours.sparse), _timed(plain.plain), _timed(ours.masks)) for _ in range(setting.steps)]
+        in_turn = [(timed(ours.sparse), timed(plain.plain), timed(ours.masks)) for _ in range(setting.steps)]
         for found, column in zip(times, zip(*in_turn)):
             found.append(column)
     sparse, bare, masks = (median(typical(repeat) for repeat in found) for found in times)
@@ -112,9 +112,3 @@ class _Step:
             parameter.grad = slope[name]
         self.stepper.step()
         self.stepper.zero_grad(set_to_none=True)
-
-
-def _timed(step: Callable[[], object]) -> Spent:
-    clock = Clock()
-    step()
-    return clock.stop()
