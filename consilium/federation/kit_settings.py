@@ -68,7 +68,7 @@ def _set_server(settings: dict[str, Any], parts: dict[str, Any], kit: Path) -> N
     settings["servers"][0]["max_num_clients"] = MOST
     settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
     parts["job_manager"]["args"]["uri_root"] = str(kit / "jobs")
-    parts["job_scheduler"]["path"] = "consilium.federation.scheduling.Scheduler"
+    parts["job_scheduler"]["path"] = "consilium.federation.scheduling.JobScheduler"
     parts["job_scheduler"]["args"] = {
         "max_jobs": 1,
         "max_schedule_count": 1_000_000,

@@ -13,7 +13,7 @@ from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 RECONNECT = 90.0  # seconds for the sites to connect again to a server that was started again
 
 
-class Scheduler(DefaultJobScheduler):  # type: ignore[misc]
+class JobScheduler(DefaultJobScheduler):  # type: ignore[misc]
     """After a start of the server it waits for all sites of the next job: they connect one after the other.
 
     NVIDIA FLARE alone would start a waiting job with the first site that is back, for good without the others.

@@ -22,7 +22,7 @@ from consilium.federation.launchers import ServerJobHandle
 from consilium.federation.places import outcome_path, runs_of
 from consilium.federation.project import Project
 from consilium.federation.returning import CRASHES, FOLLOWED_BY, NO_RESUME, Returning, died
-from consilium.federation.scheduling import RECONNECT, Scheduler
+from consilium.federation.scheduling import RECONNECT, JobScheduler
 from consilium.files import write_json
 
 
@@ -177,7 +177,7 @@ def job_meta(submitted: float, *sites: str, status: str = "SUBMITTED") -> dict[s
     return {"submit_time": submitted, "deploy_map": {"app": ["server", *sites]}, "status": status}
 
 
-def ready(scheduler: Scheduler, jobs: Jobs, *connected: str) -> list[str]:
+def ready(scheduler: JobScheduler, jobs: Jobs, *connected: str) -> list[str]:
     """The jobs that may start while these sites are connected."""
     engine = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in connected])
     waiting = [jobs.get_job(job, None) for job, meta in jobs.metas.items() if meta["status"] == "SUBMITTED"]
@@ -195,13 +195,13 @@ def test_a_run_whose_server_died_goes_on_before_the_jobs_that_wait(kit: Path, mo
     assert jobs.metas["runs"]["status"] == RunStatus.FINISHED_ABNORMAL.value
     assert jobs.metas["runs"][FOLLOWED_BY] == "runs-again"
     assert 1.0 < jobs.metas["runs-again"]["submit_time"] < 2.0
-    assert ready(Scheduler(), jobs, "ada", "bea") == ["runs-again", "waits"]
+    assert ready(JobScheduler(), jobs, "ada", "bea") == ["runs-again", "waits"]
 
 
 def test_a_server_that_was_started_again_waits_for_the_sites_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a waiting job would start with the first site that is back, and leave the others out for good."""
     jobs = Jobs(later=job_meta(2.0, "ada"), sooner=job_meta(1.0, "ada", "bea"))
-    scheduler = Scheduler(max_jobs=1)
+    scheduler = JobScheduler(max_jobs=1)
     assert ready(scheduler, jobs, "ada") == []  # `later` does not overtake
     assert ready(scheduler, jobs, "ada", "bea") == ["sooner", "later"]
     monkeypatch.setattr("time.monotonic", lambda: scheduler._until + 1.0)
@@ -213,4 +213,4 @@ def test_a_job_that_goes_on_is_there_before_another_may_start(tmp_path: Path) ->
     kit = make_kits(Project("eyes", "localhost", 8002, ("ada",)), tmp_path / "kits")["server"]
     parts = {part["id"]: part for part in json.loads((kit / "local/resources.json").read_text())["components"]}
     assert next(iter(parts)) == "returning"
-    assert parts["job_scheduler"]["path"] == f"{Scheduler.__module__}.{Scheduler.__name__}"
+    assert parts["job_scheduler"]["path"] == f"{JobScheduler.__module__}.{JobScheduler.__name__}"
