@@ -133,7 +133,9 @@ def write_choices(suite: Suite, choices: Sequence[SettingsChoice], path: Path, f
 
 def failed_before(path: Path) -> set[str]:
     """The runs that had failed when the choices were last written."""
-    return set(read_json(path).get("failed", ())) if path.exists() else set()
+    if not path.exists():
+        return set()
+    return set(read_json(path, "remove it, the suite writes it again").get("failed", ()))
 
 
 def _tried(suite: Suite, settings: Settings, folder: Path) -> Candidate:

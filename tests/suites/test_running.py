@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from consilium.errors import StudyError, WorkError
+from consilium.errors import RunError, StudyError, WorkError
 from consilium.run_folder import RunFolder
 from consilium.scores.rows import ScoreRow
 from consilium.scores.statistics import paired
@@ -248,6 +248,18 @@ def test_a_row_with_a_failed_candidate_stays_while_others_are_run(
     suite.write_text(suite.read_text().replace("[0.1, 0.01]", "[0.2, 0.01]"))  # what is no candidate now is not kept
     run_suite(suite, tmp_path / "runs", only=["fedprox"])
     assert json.loads((tmp_path / "runs/toys/choices.json").read_text())["failed"] == []
+
+
+def test_choices_that_cannot_be_read_are_to_be_removed(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written anew by every call, so nothing has to be restored or trained again."""
+    suite = write_suite(tmp_path, federation, 'methods = ["fedavg"]')
+    fake(monkeypatch, lambda study: (flat(0.4), flat(0.4)))
+    run_suite(suite, tmp_path / "runs")
+    (tmp_path / "runs/toys/choices.json").write_text("{")
+    with pytest.raises(RunError, match=r"choices.json cannot be read .*; remove it, the suite writes it again"):
+        run_suite(suite, tmp_path / "runs")
 
 
 def test_of_many_sites_the_means_come_first(tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
