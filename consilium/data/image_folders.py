@@ -13,6 +13,13 @@ from consilium.data.formats import (
 )
 from consilium.data.images import ImageArray, _decode, holds_dicom
 
+_RUBBISH = {"__MACOSX", "Thumbs.db", "desktop.ini"}
+
+
+def is_rubbish(name: str) -> bool:
+    """Whether a file or folder is one that a file browser left or hides, such as a Mac's `._scan.nii.gz`."""
+    return name.startswith(".") or name in _RUBBISH
+
 
 def pictures_in(path: Path, dimensions: int, channels: int) -> list[Path]:
     """Every image of a stack that is given as a whole, else the path itself; opens no more than a header."""
@@ -29,10 +36,14 @@ def pictures_in(path: Path, dimensions: int, channels: int) -> list[Path]:
 
 
 def images_in(folder: Path, dimensions: int) -> list[Path]:
-    """Every image in a folder and below; of DICOM every series as one volume, or every file as a picture."""
+    """Every image in a folder and below; of DICOM every series as one volume, or every file as a picture.
+
+    What a file browser left or hides is no image.
+    """
     found: list[Path] = []
-    for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
-        files = sorted(path for path in place.iterdir() if path.is_file())
+    below = (path for path in folder.rglob("*") if path.is_dir())
+    for place in (folder, *sorted(p for p in below if not any(map(is_rubbish, p.relative_to(folder).parts)))):
+        files = sorted(path for path in place.iterdir() if path.is_file() and not is_rubbish(path.name))
         found += [path for path in files if suffix_of(path) and not holds_dicom(path)]
         series = series_in(place)
         if dimensions == 2:

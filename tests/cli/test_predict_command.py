@@ -156,6 +156,14 @@ def test_what_is_not_a_run(federation: Path, grey: Path, tmp_path: Path) -> None
     refused(call("predict", federation, grey, "--to", tmp_path / "out"), "is not a run")
 
 
+def test_what_a_file_browser_leaves_in_a_folder_is_no_image(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    for left in ("._odd.png", "__MACOSX/odd.png", ".trash/odd.png"):
+        (grey.parent / left).parent.mkdir(exist_ok=True)
+        (grey.parent / left).write_bytes(b"resource fork")
+    assert call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out").status == 0
+    assert [row["image"] for row in table(tmp_path / "out")] == [str(grey)]
+
+
 def test_images_are_never_overwritten(finished: Finished, grey: Path) -> None:
     before = grey.read_bytes()
     call("predict", finished("fedavg"), grey.parent, "--to", grey.parent)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilium.data.dicom import series_in
+from consilium.data.image_folders import is_rubbish
 from consilium.errors import DataError
-
-_RUBBISH = {"__MACOSX", "Thumbs.db", "desktop.ini"}
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,10 @@ def files_under(root: Path) -> SourceFiles:
     real = os.path.realpath(root) + os.sep
     found, outside = [], []
     for place, folders, names in os.walk(root, onerror=_unreadable):
-        folders[:] = sorted(name for name in folders if not _is_rubbish(name))
+        folders[:] = sorted(name for name in folders if not is_rubbish(name))
         here = Path(place).relative_to(root)
         for name in names:
-            if _is_rubbish(name):
+            if is_rubbish(name):
                 continue
             full = os.path.join(place, name)
             if os.path.islink(full) and not os.path.realpath(full).startswith(real):
@@ -69,10 +68,6 @@ def series_under(root: Path, doubts: list[str]) -> dict[Path, tuple[str, ...]]:
         except DataError as error:
             doubts.append(f"{folder}: {error}")
     return {folder: series for folder, series in found.items() if series}
-
-
-def _is_rubbish(name: str) -> bool:
-    return name.startswith(".") or name in _RUBBISH
 
 
 def _unreadable(error: OSError) -> None:
