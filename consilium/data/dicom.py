@@ -73,11 +73,9 @@ def is_dicom(path: Path) -> bool:
 
 
 def series_in(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """The DICOM images directly in a folder by series; links are not followed."""
-    stamp = tuple(
-        sorted((e.name, e.stat().st_mtime_ns) for e in os.scandir(folder) if e.is_file(follow_symlinks=False))
-    )
-    return _series_in(folder, stamp)
+    """The DICOM images directly in a folder by series; links and hidden files (a Mac's `._IM1.dcm`) are left out."""
+    inside = (e for e in os.scandir(folder) if e.is_file(follow_symlinks=False) and not e.name.startswith("."))
+    return _series_in(folder, tuple(sorted((e.name, e.stat().st_mtime_ns) for e in inside)))
 
 
 @lru_cache(maxsize=4096)

@@ -96,6 +96,13 @@ def test_a_series_that_is_no_volume_is_refused_in_words(tmp_path: Path, kind: st
         read_image(tmp_path / "scan", 3, 1)
 
 
+def test_what_a_mac_leaves_beside_the_slices_is_no_slice(tmp_path: Path) -> None:
+    write_series(tmp_path / "scan", STORED)
+    (tmp_path / "scan/._IM0000.dcm").write_bytes(b"resource fork")
+    assert images_in(tmp_path, 3) == [tmp_path / "scan"]
+    assert np.array_equal(read_image(tmp_path / "scan", 3, 1).array[0], SEEN - 1024)
+
+
 def test_one_of_several_series_is_named_by_its_uid(tmp_path: Path) -> None:
     first = write_series(tmp_path / "scan", STORED)
     second = write_series(tmp_path / "other", STORED + 7)
