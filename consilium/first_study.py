@@ -17,7 +17,7 @@ from consilium.fields import to_toml
 from consilium.files import write_text
 from consilium.study_reading import load_study
 from consilium.validation import check_size
-from consilium.wording import counted
+from consilium.wording import command, counted
 
 SAMPLED = 3  # training images per site that are opened
 LARGEST = {2: 256, 3: 96}  # pixels or voxels of the longest side in training
@@ -90,7 +90,7 @@ def _sample(federation: Federation) -> Sample:
 
 
 def _check_splits(federation: Federation) -> None:
-    remedy = f"draw the splits with `consilium check {federation.folder} --split 0.6,0.2,0.2`"
+    remedy = f"draw the splits with {command('check', federation.folder, '--split', '0.6,0.2,0.2')}"
     for site in federation.sites.values():
         splits = {case.split for case in site.cases}
         if "" in splits or not splits:

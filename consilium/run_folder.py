@@ -27,6 +27,7 @@ from consilium.store import say_once
 from consilium.study import Study
 from consilium.study_reading import load_study
 from consilium.weights import SiteName
+from consilium.wording import command
 
 
 class RunFolder:
@@ -125,7 +126,7 @@ class RunFolder:
             if event["event"] == "start" and (began := event.get("method", now)) != now:
                 raise RunError(
                     f"{self.path} was begun with method '{began}', and its study.toml says '{now}'; restore it, or "
-                    f"start the study again with `consilium run {self.path / 'study.toml'} --runs ELSEWHERE`."
+                    f"start the study again with {command('run', self.path / 'study.toml', '--runs', 'ELSEWHERE')}."
                 )
 
     # ------------------------------------------------------------------------------------ scores
@@ -237,7 +238,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         remedy = _REMEDIES.get(error.errno or 0, "When the cause is mended,")
         raise WorkError(
             f"{error.strerror or error} ({error.filename or path}): the run stopped; everything committed is saved. "
-            f"{remedy} `consilium resume {path}`."
+            f"{remedy} {command('resume', path)}."
         ) from error
 
 

@@ -18,7 +18,7 @@ from consilium.site import POOLED, SLICES, Roster, Round, SiteCard, pooled_card
 from consilium.study import Study
 from consilium.timeline import Line, called, present
 from consilium.weights import SiteName
-from consilium.wording import are, counted
+from consilium.wording import are, command, counted
 
 
 def check_settings(study: Study) -> None:
@@ -119,9 +119,10 @@ def expected_roster(study: Study, federation: Federation, members: Sequence[Site
     cards = {name: _card(study, federation, name, i) for i, name in enumerate(members)}
     empty = [name for name, card in cards.items() if not card.n]
     if empty:
+        remedy = command("check", study.data.federation, "--split", "0.5,0.25,0.25")
         raise StudyError(
-            f"no training cases at {', '.join(empty)}: draw splits with `consilium check {study.data.federation} "
-            "--split 0.5,0.25,0.25`, or leave the site out with study.leave_out."
+            f"no training cases at {', '.join(empty)}: draw splits with {remedy}, or leave the site out with "
+            "study.leave_out."
         )
     if study.pooled:
         return {POOLED: pooled_card(cards.values(), federation.labels)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 
@@ -13,6 +14,11 @@ def counted(number: int, thing: str, ending: str = "s") -> str:
 def are(number: int) -> str:
     """The verb for so many things."""
     return "is" if number == 1 else "are"
+
+
+def command(*words: object) -> str:
+    """A command of consilium as a shell takes it, in backquotes: names with spaces are quoted."""
+    return f"`consilium {shlex.join(map(str, words))}`"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import typer
 
 from consilium.cli import completing
 from consilium.errors import RunError, StudyError, TableFaults
+from consilium.wording import command
 
 if TYPE_CHECKING:
     from consilium.cli.progress import ProgressDisplay
@@ -93,7 +94,7 @@ def run(
     if loaded.local.compile:
         check_compiler(device_here)
     path = simulation.choose_place(loaded, runs_under(rules, runs), again)
-    with kept(f"`consilium resume {path}`"):
+    with kept(command("resume", path)):
         with ProgressDisplay(quiet=silent) as progress:
             for note in notes:
                 progress.say(f"note: {note}")
@@ -166,7 +167,7 @@ def resume(
     from consilium.cli.progress import ProgressDisplay, kept
     from consilium.run_folder import RunFolder
 
-    with kept(f"`consilium resume {run}`"):
+    with kept(command("resume", run)):
         with ProgressDisplay(quiet=as_json or quiet) as progress:
             folder = RunFolder.open(run, progress.of(run))
             if folder.finished:
@@ -227,7 +228,7 @@ def init(
         rounds = rounds or typer.prompt("Rounds", default=ROUNDS, type=int, err=True)
         to = to or Path(typer.prompt("File to write", default="study.toml", err=True))
     written = write_first_study(federation, to or Path("study.toml"), method, ROUNDS if rounds is None else rounds)
-    typer.echo(f"method {method}; train with `consilium run {written}`", err=True)
+    typer.echo(f"method {method}; train with {command('run', written)}", err=True)
     typer.echo(str(written))
 
 
@@ -270,5 +271,5 @@ def _print(result: Any, as_json: bool, quiet: bool = False) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (demo, init, run, resume):
-        app.command(rich_help_panel="Train")(command)
+    for each in (demo, init, run, resume):
+        app.command(rich_help_panel="Train")(each)

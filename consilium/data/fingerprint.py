@@ -19,6 +19,7 @@ from consilium.data.gathering import Progress, look_at_all
 from consilium.data.orientation import axes_between, reordered
 from consilium.data.site_folder import Federation, read_federation
 from consilium.errors import DataError
+from consilium.wording import command
 
 ORIENTATION = "RAS"  # of a study's volumes, unless it says another
 
@@ -54,7 +55,7 @@ def fingerprints(folder: Path, workers: int | None = None, progress: Progress | 
     looks = look_at_all(federation, workers, progress)
     if faults := [fault for look in looks for fault in look.faults]:
         many = f"{len(faults)} faults" if len(faults) > 1 else "a fault"
-        raise DataError(f"{folder} has {many}, such as {faults[0]} Run `consilium check {folder}` first.")
+        raise DataError(f"{folder} has {many}, such as {faults[0]} Run {command('check', folder)} first.")
     found = []
     for name in federation.sites:
         own = [look for look in looks if look.site == name]
@@ -65,7 +66,7 @@ def fingerprints(folder: Path, workers: int | None = None, progress: Progress | 
         if facts:
             found.append(_fingerprint(federation, name, facts, classes))
     if not found:
-        raise DataError(f"{folder} has no training case; draw splits with `consilium check {folder} --split`.")
+        raise DataError(f"{folder} has no training case; draw splits with {command('check', folder, '--split')}.")
     return found
 
 

@@ -23,6 +23,7 @@ from consilium.data.new_folder import new_folder
 from consilium.data.site_folder import Case, Fault, Federation, SiteFolder, refuse, survey
 from consilium.data.site_writing import write_table
 from consilium.errors import DataError
+from consilium.wording import command
 
 Mend = Callable[[Path], None]  # writes the mended file
 
@@ -50,7 +51,7 @@ def fix(folder: Path, to: Path) -> list[str]:
         else:
             said.append(f"left out: site {site.name!r}, which has no sound case.")
     if not sound:
-        raise DataError(f"{folder} has no sound case; run `consilium check {folder}` and correct the files.")
+        raise DataError(f"{folder} has no sound case; run {command('check', folder)} and correct the files.")
     with new_folder(to) as new:
         shutil.copy2(federation.folder / "federation.toml", new)
         for site in sound:

@@ -26,7 +26,7 @@ from consilium.data.splits import VALID, set_aside
 from consilium.errors import DataError, StudyError
 from consilium.fields import nearest
 from consilium.randomness import numpy_generator
-from consilium.wording import are, counted
+from consilium.wording import are, command, counted
 
 SCHEMES = ("pathological", "practical", "dirichlet")
 REDRAWS = 200  # of a Dirichlet draw that leaves a site without cases
@@ -143,7 +143,7 @@ def _one_site(source: Path) -> tuple[Federation, SiteFolder]:
         raise DataError(f"{source} has {len(sites)} sites; name the folder of the one to cut.")
     (site,) = sites
     if waiting := sum(not case.split for case in site.cases):
-        remedy = f"draw them with `consilium check {federation.folder} --split 0.7,0.1,0.2`"
+        remedy = f"draw them with {command('check', federation.folder, '--split', '0.7,0.1,0.2')}"
         verb = "has" if waiting == 1 else "have"
         raise DataError(f"{counted(waiting, 'case')} of site {site.name!r} {verb} no split; {remedy}.")
     return federation, site

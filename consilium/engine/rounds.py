@@ -19,6 +19,7 @@ from consilium.site import SLICES, Round
 from consilium.timeline import called, present
 from consilium.tree import Packet, flatten
 from consilium.weights import SiteName
+from consilium.wording import command
 
 
 class PendingOrders(NamedTuple):
@@ -123,7 +124,7 @@ def _work(reply: Reply, uplink: Any, size: int, private: bool) -> dict[str, Any]
 def _too_few(active: ActiveRun, answers: str, lost: str, rejected: bool) -> WorkError:
     """`lost`: the last reason why a reply could not be used; `rejected`: all of them came."""
     reason = f" (the last reason: {lost})" if lost else ""
-    remedy = _DIVERGED if rejected else f"; when the sites are back, `consilium resume {active.folder.path}`."
+    remedy = _DIVERGED if rejected else f"; when the sites are back, {command('resume', active.folder.path)}."
     return WorkError(
         f"{answers}, but min_sites is {active.study.plan.min_sites}{reason}. Everything before it is saved{remedy}"
     )
@@ -181,7 +182,7 @@ def merged_state(
         worst = "; ".join(f"{name}'s reach {value:.3g}" for name, value in by_size(replies)[:3])
         raise WorkError(
             f"{called(phase, round)}: the merged state {fault}, and is discarded. Of the replies' values {worst}. "
-            f"Everything before it is saved; when the site is repaired, `consilium resume {active.folder.path}`."
+            f"Everything before it is saved; when the site is repaired, {command('resume', active.folder.path)}."
         )
     return MergedState(merged, any(part.computed for part in parts))
 

@@ -54,6 +54,7 @@ from consilium.wires.flare import (
     patience,
     read_answer,
 )
+from consilium.wording import command
 
 KNOCK = 2.0  # seconds before a site is asked again whether its process is up
 BEAT = 5.0  # seconds between two questions whether a site that works is still there
@@ -337,7 +338,7 @@ class ServerJob(Controller):  # type: ignore[misc]
             again_mark(kit, job).touch()
             outcome |= {"state": "going on", "said": f"{back} came back"}
         except (UserError, WorkError) as error:
-            said = str(error).replace(f"consilium resume {folder.path}", f"consilium federation resume {job}")
+            said = str(error).replace(command("resume", folder.path), command("federation", "resume", job))
             said = said.replace("consilium run STUDY.toml --again", "consilium federation submit STUDY.toml --again")
             outcome |= {"state": "stopped", "said": said}
             self.system_panic(said, fl_ctx)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from consilium.errors import RunError
+from consilium.wording import command
 
 LOCK = ".lock"
 
@@ -39,5 +40,5 @@ def at_work(run: Path) -> bool:
 def way_on(run: Path) -> str:
     """What to do about a run that is not finished, as the end of a sentence."""
     if at_work(run):
-        return f"another process is working on it: wait for it, or follow it with `consilium watch {run}`"
-    return f"continue it with `consilium resume {run}`"
+        return f"another process is working on it: wait for it, or follow it with {command('watch', run)}"
+    return f"continue it with {command('resume', run)}"

@@ -17,6 +17,7 @@ from consilium.run_files.journal import Journal
 from consilium.site import Round
 from consilium.store import DamagedError, Store, names_in, read_document, write_document
 from consilium.weights import SiteName
+from consilium.wording import command
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class States:
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> RunError:
-        again = f"`consilium run {self._run / 'study.toml'} --runs ELSEWHERE`"
+        again = command("run", self._run / "study.toml", "--runs", "ELSEWHERE")
         return RunError(
             f"a saved state of {self._run} cannot be used: {str(error).rstrip('.')}; restore the file from a copy, or "
             f"start the study again with {again}."

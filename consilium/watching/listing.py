@@ -11,6 +11,7 @@ from typing import Any
 from consilium.errors import RunError, UserError
 from consilium.run_files.lock import LOCK
 from consilium.watching.sources import RunSource
+from consilium.wording import command
 
 AGES = (("day", 86400), ("hour", 3600), ("min", 60))
 
@@ -53,9 +54,9 @@ def _no_runs(place: Path) -> RunError:
         return RunError(f"there is no folder {place}; `consilium run STUDY.toml --runs DIR` makes runs.")
     if (place / "study.toml").is_file():
         above = place.parent if place.name else place / ".."
-        return RunError(f"{place} is one run; name the folder that holds it: `consilium runs {above}`.")
+        return RunError(f"{place} is one run; name the folder that holds it: {command('runs', above)}.")
     below = sorted({file.parent.parent for file in place.glob("*/*/*/journal.jsonl")})
-    remedy = f"{below[0]} does" if below else f"`consilium run STUDY.toml --runs {place}` makes one"
+    remedy = f"{below[0]} does" if below else f"{command('run', 'STUDY.toml', '--runs', place)} makes one"
     return RunError(f"{place} holds no run folders; {remedy}.")
 
 

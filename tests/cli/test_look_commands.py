@@ -159,6 +159,8 @@ def test_compare_of_an_unfinished_run_names_resume(
     assert stopped.status == 1
     (run,) = (tmp_path / "runs").iterdir()
     refused(call("compare", run), f"`consilium resume {run}`")
+    spaced = run.rename(tmp_path / "my run")
+    refused(call("compare", spaced), f"`consilium resume '{spaced}'`")  # as a shell takes it
 
 
 def test_report_writes_one_page(finished: Finished, tmp_path: Path) -> None:
