@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ HELP = {
     "certificate_expiry_timestamp_seconds": "When the certificate ends.",
     "connected": "Whether a participant is connected, as this one sees it.",
     "connected_since_timestamp_seconds": "Since when it is.",
-    "round": "The last round of the newest run.",
+    "round": "The last round of the newest run, among those of its study.",
     "rounds": "The rounds that it shall have.",
     "site_round": "The last round that a site's update was merged in.",
     "left_messages_total": "Messages that left the hospital.",
@@ -40,14 +40,15 @@ def latest_run(kit: Path) -> dict[str, Any]:
     if not journals:
         return {}
     facts: dict[str, Any] = {"run": journals[-1].parent.name, "round": 0, "rounds": 0, "sites": {}}
+    asides: Sequence[str] = ()  # phases whose rounds are not among the study's
     for text in journals[-1].read_text(encoding="utf-8").splitlines():
         try:
             event = read_line(text)
         except ValueError:
             continue  # cut short; the run itself looks more closely
         if event["event"] == "start":
-            facts["rounds"] = event.get("rounds", 0)
-        elif event["event"] == "round":
+            facts["rounds"], asides = event.get("rounds", 0), event.get("aside", ())
+        elif event["event"] == "round" and event.get("phase") not in asides:
             facts["round"] = event["round"]
         elif event["event"] == "train":
             facts["sites"][event["site"]] = event["round"]

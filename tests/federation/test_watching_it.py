@@ -48,10 +48,11 @@ def journal(kit: Path, run: str) -> None:
     folder = kit / "runs" / run
     folder.mkdir(parents=True)
     events = [
-        {"event": "start", "rounds": 5},
+        {"event": "start", "rounds": 5, "aside": ["calibrate"]},
         *({"event": "train", "round": number, "site": "ada"} for number in (1, 2)),
         {"event": "train", "round": 1, "site": "bea"},
-        *({"event": "round", "round": number} for number in (1, 2)),
+        *({"event": "round", "round": number, "phase": "train"} for number in (1, 2)),
+        {"event": "round", "round": 3, "phase": "calibrate"},
     ]
     text = "".join(checked_line(event) + "\n" for event in events)
     (folder / "journal.jsonl").write_text(text + '{"event": "ro')  # it is being written
