@@ -102,6 +102,23 @@ class Stepper:
         return {} if state is None else {self._name: state}
 
 
+class Tally:
+    """What a local pass tells of itself: the mean loss of its cases, and its steps."""
+
+    def __init__(self) -> None:
+        self._total, self._cases, self.steps = 0.0, 0, 0
+
+    def add(self, loss: float, batch: Batch) -> None:
+        """A step on a batch with this mean loss."""
+        self._total += loss * len(batch.cases)
+        self._cases += len(batch.cases)
+        self.steps += 1
+
+    @property
+    def loss(self) -> float:
+        return self._total / max(1, self._cases)
+
+
 def seeded_batches(site: Site, round: Round) -> Iterator[Batch]:
     """The round's batches on the site's device; dropout, if any, is seeded by the round."""
     with torch.random.fork_rng(devices=[]):

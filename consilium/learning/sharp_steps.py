@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilium.batch import Batch
 from consilium.learning.cmidg import cmidg
-from consilium.learning.gradients import GradientNetwork, Stepper, mixed, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, Tally, mixed, seeded_batches
 from consilium.learning.sharpness import explored, flat, masked, momentum, moved, perturbation, random_perturbation, top
 from consilium.method import OptimizerState
 from consilium.site import Round, Site
@@ -76,7 +76,7 @@ def sharp_fit(
     stepper = Stepper(site, network.parameters, round, states)
     chosen, kept = masks.chosen, masks.momentum
     held = None if masks.update or chosen is None else _joined(chosen, masks, climb, site, round, "")
-    total, cases, steps = 0.0, 0, 0
+    tally = Tally()
     for number, batch in enumerate(seeded_batches(site, round)):
         loss = ready(batch)
         strong = batch
@@ -102,8 +102,8 @@ def sharp_fit(
             if climb.strategy == "fused":
                 gradient = mixed(network.gradient(batch, loss)[0], gradient, FUSED)
         stepper.step(gradient)
-        total, cases, steps = total + value * len(batch.cases), cases + len(batch.cases), steps + 1
-    return Climbed(network.weights(), total / max(1, cases), steps, chosen, kept, stepper.states)
+        tally.add(value, batch)
+    return Climbed(network.weights(), tally.loss, tally.steps, chosen, kept, stepper.states)
 
 
 def _joined(chosen: Tensor, masks: Masks, climb: Climb, site: Site, round: Round, number: str) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from consilium.errors import StudyError
-from consilium.learning.gradients import GradientNetwork, Stepper, mixed, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, Tally, mixed, seeded_batches
 from consilium.learning.optimizers import learning_rate
 from consilium.method import OptimizerState, PersonalModel, message
 from consilium.methods.shares import WithShares
@@ -98,7 +98,7 @@ def apfl_round(
     common, blend = GradientNetwork(site, shared, slot=0), GradientNetwork(site, own, slot=1)
     v = {name: nn.Parameter(torch.empty_like(part).copy_(own[name])) for name, part in common.parameters.items()}
     of_w, of_v = Stepper(site, common.parameters, round, states), Stepper(site, v, round, states, "own")
-    total, cases, steps = 0.0, 0, 0
+    tally = Tally()
     for batch in seeded_batches(site, round):
         w = common.values()
         blend.set(mixed(v, w, mix))
@@ -111,9 +111,8 @@ def apfl_round(
             mix = min(1.0, max(0.0, mix - lr * change))
         of_w.step(slope)
         of_v.step(downhill)
-        total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
+        tally.add(loss, batch)
     blend.set(mixed(v, common.values(), mix))
     final_own = {name: tensor.detach() for name, tensor in v.items()}
     kept = {**of_w.states, **of_v.states}
-    mean_loss = total / max(1, cases)
-    return APFLRound(common.weights(), blend.weights(final_own), mix, blend.weights(), mean_loss, steps, kept)
+    return APFLRound(common.weights(), blend.weights(final_own), mix, blend.weights(), tally.loss, tally.steps, kept)

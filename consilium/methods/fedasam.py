@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from consilium.batch import Batch
 from consilium.errors import StudyError
-from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, Tally, seeded_batches
 from consilium.learning.sharpness import moved, perturbation
 from consilium.method import GlobalModel, OptimizerState
 from consilium.methods.shares import WithShares
@@ -66,12 +66,12 @@ def sharp_round(
     """
     network = GradientNetwork(site, weights)
     stepper = Stepper(site, network.parameters, round, states)
-    total, cases, steps = 0.0, 0, 0
+    tally = Tally()
     for batch in seeded_batches(site, round):
         batch = batch if labelled is None else labelled(batch)
         gradient, loss = network.gradient(batch)
         with moved(network.module, perturbation(network.parameters, gradient, rho, eta)):
             gradient, _ = network.gradient(batch)
         stepper.step(gradient)
-        total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
-    return network.weights(), total / max(1, cases), steps, stepper.states
+        tally.add(loss, batch)
+    return network.weights(), tally.loss, tally.steps, stepper.states

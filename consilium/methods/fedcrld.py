@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from consilium.batch import Batch
 from consilium.fields import check_below_one, check_choices, check_from_zero
-from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, Tally, seeded_batches
 from consilium.learning.training_networks import training_network
 from consilium.method import LossOfBatch, Method, message
 from consilium.methods.merged import BACKGROUNDS, check_exclusive
@@ -124,7 +124,7 @@ class FedCRLD(WithShares, Method):
         steady = _loaded(place, 1, _with_far(task, memory.momentum, shared))
         common = _loaded(place, 2, shared)
         stepper = Stepper(place, network.parameters, round, memory.states)
-        total, cases, steps = 0.0, 0, 0
+        tally = Tally()
         for batch in seeded_batches(place, round):
             with torch.no_grad():
                 teachers = steady(batch.images), common(batch.images)
@@ -138,11 +138,11 @@ class FedCRLD(WithShares, Method):
             gradient, loss = network.gradient(batch, loss_of)
             stepper.step(gradient)
             _follow(steady, network.module, self.momentum)
-            total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
+            tally.add(loss, batch)
         trained = network.weights()
         sent = trained.split(lambda name: name not in copies(task))[0]
         kept = self.Memory(trained, Weights(steady.state_dict()), states=stepper.states)
-        return self.Uplink(sent, total / max(1, cases), steps), kept
+        return self.Uplink(sent, tally.loss, tally.steps), kept
 
     def terms(
         self, task: Task, labels: tuple[str, ...], output: Featured, steady: Featured, common: Featured

@@ -14,7 +14,7 @@ from consilium.batch import Batch
 from consilium.errors import StudyError
 from consilium.fields import check_choices, check_from_zero
 from consilium.learning.exclusion import exclusion_loss
-from consilium.learning.gradients import GradientNetwork, Stepper, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Stepper, Tally, seeded_batches
 from consilium.method import LossOfBatch, Method, OptimizerState, message
 from consilium.methods.fedavg_foreground import STUDY
 from consilium.methods.shares import WithShares
@@ -99,7 +99,7 @@ class MENUNet(WithShares, Method):
         inside = {name for found in names.values() for name in found}
         weights = got.global_
         states: dict[str, OptimizerState] = {}
-        total, cases, steps = 0.0, 0, 0
+        tally = Tally()
         for organ in site.card.labels:  # one pass each, as AbdomenCT-1K is passed twice in UFPS
             fixed = inside - set(names[organ])
             network = GradientNetwork(place, weights, learned=lambda name, fixed=fixed: name not in fixed)  # type: ignore[misc]
@@ -107,12 +107,12 @@ class MENUNet(WithShares, Method):
             for batch in seeded_batches(place, round):
                 gradient, loss = network.gradient(batch, partial(self.site_loss, site, batch))
                 stepper.step(gradient)
-                total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
+                tally.add(loss, batch)
             weights = network.weights()
             states |= stepper.states
         decoder = weights.split(lambda name: name not in inside)[0]
         encoders = {organ: weights.split(set(names[organ]).__contains__)[0] for organ in site.card.labels}
-        return self.Uplink(decoder, encoders, total / max(1, cases), steps), self.Memory(states=states)
+        return self.Uplink(decoder, encoders, tally.loss, tally.steps), self.Memory(states=states)
 
     def site_loss(self, site: Site, batch: Batch, output: Tensor) -> Tensor:
         """The marginal loss (the task's own for labels that a site does not annotate) and the exclusion loss."""

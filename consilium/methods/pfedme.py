@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from consilium.errors import StudyError
-from consilium.learning.gradients import GradientNetwork, seeded_batches
+from consilium.learning.gradients import GradientNetwork, Tally, seeded_batches
 from consilium.method import PersonalModel, message
 from consilium.methods.shares import WithAggregation
 from consilium.site import Count, Loss, Roster, Round, Site
@@ -74,12 +74,12 @@ def moreau_round(site: Site, shared: Weights, how: PFedMe, round: Round) -> tupl
     network = GradientNetwork(site, shared)
     w = network.values()
     theta = network.values()
-    total, cases, steps = 0.0, 0, 0
+    tally = Tally()
     for batch in seeded_batches(site, round):
         for _ in range(how.inner_steps):
             network.set(theta)
             slope, loss = network.gradient(batch)
             theta = {k: t - how.inner_lr * (slope[k] + how.strength * (t - w[k])) for k, t in theta.items()}
         w = {k: t - how.lr * how.strength * (t - theta[k]) for k, t in w.items()}
-        total, cases, steps = total + loss * len(batch.cases), cases + len(batch.cases), steps + 1
-    return network.weights(w), network.weights(theta), total / max(1, cases), steps
+        tally.add(loss, batch)
+    return network.weights(w), network.weights(theta), tally.loss, tally.steps
