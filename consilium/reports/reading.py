@@ -18,6 +18,7 @@ from consilium.legacy import current_study, reject_other_format
 from consilium.scores.means import MEAN, ScoreEntry, summarise, with_label_mean
 from consilium.scores.rows import ScoreRow, check_rows, read_rows
 from consilium.scores.summary import unscored
+from consilium.tracking import MLFLOW_STORE
 
 Kind = Literal["bound", "local", "federated"]
 
@@ -203,10 +204,14 @@ def read_run(folder: Path) -> RunView:
 
 
 def run_folders(named: Iterable[Path]) -> list[Path]:
-    """The folders as named, without those of suites: a shell's `runs/*` names them beside their runs."""
+    """The folders as named, without what lies beside them: a shell's `runs/*` names suites and MLflow's store too."""
     folders = list(named)
-    runs = [path for path in folders if (path / "study.toml").exists() or not (path / "choices.json").exists()]
-    return runs or folders
+    return [path for path in folders if not _is_beside(path)] or folders
+
+
+def _is_beside(path: Path) -> bool:
+    suite = (path / "choices.json").exists() and not (path / "study.toml").exists()
+    return suite or path.name == MLFLOW_STORE
 
 
 def settings(run: RunView) -> dict[str, Any]:

@@ -23,6 +23,7 @@ TRACKERS = {
     "mlflow": ("consilium.tracking.mlflow", "mlflow", "mlflow"),
     "wandb": ("consilium.tracking.wandb", "wandb", "wandb"),
 }
+MLFLOW_STORE = "mlflow.db"  # beside run folders
 
 
 class Tracker(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from consilium.files import read_json, write_json
-from consilium.tracking import Ending
+from consilium.tracking import MLFLOW_STORE, Ending
 
 EXPERIMENT = "consilium"
 STATUS = {"finished": MlflowStatus.FINISHED, "interrupted": MlflowStatus.KILLED, "failed": MlflowStatus.FAILED}
@@ -25,8 +26,9 @@ class Mlflow:
     """One MLflow run per run folder; a resumed run goes on with it."""
 
     def __init__(self, folder: Path) -> None:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it would write into our progress, and with -q too
         self._client = MlflowClient(
-            os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.parent.resolve() / 'mlflow.db'}"
+            os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.parent.resolve() / MLFLOW_STORE}"
         )
         known = folder / "mlflow.json"
         self._id = self._known(known) or self._new(folder.name)

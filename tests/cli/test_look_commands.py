@@ -120,14 +120,20 @@ def test_compare_prints_a_table(finished: Finished) -> None:
         assert word in done.out
 
 
-def test_a_suites_own_folder_beside_its_runs_is_passed_over(finished: Finished, tmp_path: Path) -> None:
-    """A shell's `runs/*` names it too."""
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny/choices.json").write_text("{}")
-    rows = call("compare", "--json", tmp_path / "tiny", finished("fedavg")).document["rows"]
-    assert [row["run"] for row in rows] == [finished("fedavg").name]
-    assert call("report", finished("fedavg"), tmp_path / "tiny", "--to", tmp_path / "page.html").status == 0
-    refused(call("compare", tmp_path / "tiny"), "tiny is not a run")
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_what_lies_beside_run_folders_is_passed_over(command: str, finished: Finished, tmp_path: Path) -> None:
+    """A shell writes all of it for `runs/*`."""
+    suite, store = tmp_path / "tiny", tmp_path / "mlflow.db"
+    suite.mkdir()
+    (suite / "choices.json").write_text("{}")
+    store.touch()
+    page = ["--to", tmp_path / "page.html"] if command == "report" else ["--json"]
+    done = call(command, suite, finished("fedavg"), store, *page)
+    assert done.status == 0
+    if command == "compare":
+        assert [row["run"] for row in done.document["rows"]] == [finished("fedavg").name]
+    for beside in (suite, store):
+        refused(call(command, beside, *page[:2]), f"{beside.name} is not a run")
 
 
 def test_compare_as_json(finished: Finished) -> None:

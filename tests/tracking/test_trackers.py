@@ -70,12 +70,13 @@ def test_tensorboard_holds_the_journals_figures(federation: Path, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_mlflow_holds_the_journals_figures_and_a_resumed_run_goes_on(
-    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mlflow", reason="pip install 'consilium[mlflow]'")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     study = toy_study(federation, study__rounds=2, study__track=["mlflow"])
     result = run_in_process(study, tmp_path)
+    assert "INFO mlflow" not in capfd.readouterr().err
     from mlflow.tracking import MlflowClient
 
     from consilium.tracking.mlflow import open_tracker
