@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -37,7 +37,8 @@ def accepted(
         uplink = tree.unflatten(packet, kind, whole=True)
     except tree.PacketError as error:
         return None, str(error)
-    fault = _fault(uplink, expected, "", cases or {})
+    bounded = all(map(_bounded, packet.blocks()))  # tensor by tensor only to name the one that is not
+    fault = _fault(uplink, expected, "", _Known(cases or {}, bounded))
     return (None, fault) if fault else (uplink, "")
 
 
@@ -81,31 +82,36 @@ def _largest(weights: Weights) -> float:
     return most
 
 
-def _fault(value: Any, like: Any, path: str, cases: Mapping[str, int]) -> str:
+class _Known(NamedTuple):
+    cases: Mapping[str, int]  # that the site declared, by split
+    bounded: bool  # no number in any tensor is beyond the bound
+
+
+def _fault(value: Any, like: Any, path: str, known: _Known) -> str:
     """Where a message differs from the expected one: names, keys, lengths, shapes, types, finite numbers."""
     if isinstance(like, Maybe):
-        return "" if value is None else _fault(value, like.like, path, cases)
+        return "" if value is None else _fault(value, like.like, path, known)
     if isinstance(like, CasesOf):
-        most = cases.get(like.split, 0)
+        most = known.cases.get(like.split, 0)
         return "" if 0 <= value <= most else f"'{path}' is {value}, where the site has {most} {like.split} cases"
     if (value is None) != (like is None):
         return f"'{path}' is {'missing' if value is None else 'not expected in this phase'}"
     if isinstance(value, Weights):
-        return _weights_fault(value, like, path)
+        return _weights_fault(value, like, path, known.bounded)
     if isinstance(value, torch.Tensor):
-        return _tensor_fault(value, like, path, "{} is expected")
+        return _tensor_fault(value, like, path, "{} is expected", known.bounded)
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
         parts = ((getattr(value, n), getattr(like, n), field_path(path, n)) for n in names)
-        return _first(parts, cases) or _contradiction(value, path)
+        return _first(parts, known) or _contradiction(value, path)
     if isinstance(value, Mapping):
         for key in sorted(value.keys() ^ like.keys()):
             return f"'{joined(path, key)}' is {'missing' if key in like else 'not expected'}"
-        return _first(((value[key], like[key], joined(path, key)) for key in value), cases)
+        return _first(((value[key], like[key], joined(path, key)) for key in value), known)
     if isinstance(value, tuple):
         if len(value) != len(like):
             return f"'{path}' has {len(value)} values, where {len(like)} are expected"
-        return _first(((part, like[i], joined(path, str(i))) for i, part in enumerate(value)), cases)
+        return _first(((part, like[i], joined(path, str(i))) for i, part in enumerate(value)), known)
     if isinstance(value, float) and not abs(value) <= LARGEST:
         return f"'{path}' is {'too large' if math.isfinite(value) else 'not finite'}"
     if isinstance(value, int) and not (0 if like >= 0 else -MOST) <= value <= MOST:  # whole numbers count something
@@ -115,8 +121,8 @@ def _fault(value: Any, like: Any, path: str, cases: Mapping[str, int]) -> str:
     return ""
 
 
-def _first(parts: Iterable[tuple[Any, Any, str]], cases: Mapping[str, int]) -> str:
-    return next((fault for part in parts if (fault := _fault(*part, cases))), "")
+def _first(parts: Iterable[tuple[Any, Any, str]], known: _Known) -> str:
+    return next((fault for part in parts if (fault := _fault(*part, known))), "")
 
 
 def _contradiction(value: Any, path: str) -> str:
@@ -126,31 +132,31 @@ def _contradiction(value: Any, path: str) -> str:
     return f"'{path}': {why}" if why and path else why
 
 
-def _weights_fault(weights: Weights, like: Weights, path: str) -> str:
+def _weights_fault(weights: Weights, like: Weights, path: str, bounded: bool) -> str:
     if list(weights) != list(like):
         odd = sorted(weights.keys() ^ like.keys())
         return f"'{path}' has other tensors than the study's network ({', '.join(odd[:3]) or 'in another order'})"
     for name, tensor in weights.items():
-        if fault := _tensor_fault(tensor, like[name], f"{path}/{name}", "the study's network has {}"):
+        if fault := _tensor_fault(tensor, like[name], f"{path}/{name}", "the study's network has {}", bounded):
             return fault
         if tensor.nbytes >= SMALL:
             weights.forget(name)
     return ""
 
 
-def _tensor_fault(tensor: torch.Tensor, like: torch.Tensor, path: str, wanted: str) -> str:
+def _tensor_fault(tensor: torch.Tensor, like: torch.Tensor, path: str, wanted: str, bounded: bool) -> str:
     if tensor.shape != like.shape or tensor.dtype != like.dtype:
         return f"'{path}' is {_kind(tensor)}, where {wanted.format(_kind(like))}"
-    return _value_fault(tensor, path)
+    if bounded or _bounded(tensor):
+        return ""
+    return f"'{path}' holds values that are {'too large' if torch.isfinite(tensor).all() else 'not finite'}"
 
 
-def _value_fault(tensor: torch.Tensor, path: str) -> str:
+def _bounded(tensor: torch.Tensor) -> bool:
     if tensor.dtype == torch.bool or not tensor.numel():
-        return ""
+        return True
     low, high = (side.item() for side in torch.aminmax(tensor))  # NaN if any value is NaN
-    if low >= -LARGEST and high <= LARGEST:
-        return ""
-    return f"'{path}' holds values that are {'too large' if math.isfinite(low + high) else 'not finite'}"
+    return low >= -LARGEST and high <= LARGEST
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -87,7 +87,7 @@ class _FileTensors(Mapping[str, Tensor]):
 
     def __init__(self, path: Path, place: Place) -> None:
         self._place, self._map = place, _mapped(path, place)
-        self.header, self._table, self._start = read_table(self._map)
+        self.header, (self._table, self._blocks), self._start = read_table(self._map)
         self._views: dict[str, Tensor | None] = dict.fromkeys(self._table)
 
     def again(self, path: Path) -> _FileTensors:
@@ -114,11 +114,22 @@ class _FileTensors(Mapping[str, Tensor]):
 
     def forget(self, name: str) -> None:
         """Release the pages of a large tensor; they are read again when needed."""
-        start, end = (self._start + offset for offset in self._table[name].data_offsets)
-        start += -start % mmap.PAGESIZE  # whole pages only
-        if end - start >= SMALL:
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+        if self._released(*self._table[name].data_offsets):
             self._views[name] = None
+
+    def _released(self, begin: int, end: int) -> bool:
+        start, end = self._start + begin, self._start + end
+        start += -start % mmap.PAGESIZE  # whole pages only
+        if end - start < SMALL:
+            return False
+        self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+        return True
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All numbers, in fewer tensors; the pages of a large one are released when the next is asked for."""
+        for block in self._blocks:
+            yield self._view(*block)
+            self._released(*block.data_offsets)
 
     def __contains__(self, name: object) -> bool:
         return name in self._views

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from consilium.message_parsing import PacketError
 from consilium.ranges import shortened
+from consilium.weights import SMALL
 
 HEADER = "message"  # the single metadata key: with two, equal states would not be equal files
 CODES = {
@@ -32,15 +33,20 @@ class TensorEntry(NamedTuple):
     data_offsets: list[int]
 
 
+class Layout(NamedTuple):
+    entries: Mapping[str, TensorEntry]
+    blocks: Sequence[TensorEntry]  # the same bytes: small neighbours of one type are one tensor
+
+
 class TensorTable(NamedTuple):
     header: str | None  # of the message; None in a file that is not ours
-    entries: Mapping[str, TensorEntry]
+    layout: Layout
     end: int  # where the tensors begin
 
 
 # Entries of files read before, by their text and the bytes they are about, which is all that they are checked against:
 # what a site sends or keeps has the same entries in every round, and another header.
-_known: dict[tuple[str, int], Mapping[str, TensorEntry]] = {}
+_known: dict[tuple[str, int], Layout] = {}
 KNOWN, KNOWN_LENGTH = 16, 1 << 17  # how many are kept, and of which length: a site may send long ones to fill memory
 
 
@@ -53,14 +59,14 @@ def read_table(content: Any) -> TensorTable:
     size = len(content) - end
     header, rest = _parted(text)
     known = rest, size
-    entries = _known.get(known)  # other threads read files too, and may drop it meanwhile
-    if entries is None:
-        entries = _checked(json.loads(rest), size)
+    layout = _known.get(known)  # other threads read files too, and may drop it meanwhile
+    if layout is None:
+        layout = _checked(json.loads(rest), size)
         if len(rest) <= KNOWN_LENGTH:
             if len(_known) >= KNOWN:
                 _known.clear()
-            _known[known] = entries
-    return TensorTable(header, entries, end)
+            _known[known] = layout
+    return TensorTable(header, layout, end)
 
 
 def _parted(text: str) -> tuple[str | None, str]:
@@ -77,9 +83,10 @@ def _parted(text: str) -> tuple[str | None, str]:
     return facts.get(HEADER), json.dumps(table)
 
 
-def _checked(table: Mapping[str, Any], size: int) -> dict[str, TensorEntry]:
+def _checked(table: Mapping[str, Any], size: int) -> Layout:
     """Its entries by name: one behind the other from the first byte to the last, each as long as its shape says."""
     entries = {name: TensorEntry(**table[name]) for name in sorted(table)}
+    blocks: list[TensorEntry] = []
     place = 0
     for name, (dtype, shape, (begin, end)) in sorted(entries.items(), key=lambda entry: entry[1].data_offsets):
         if dtype not in TYPES:
@@ -89,6 +96,9 @@ def _checked(table: Mapping[str, Any], size: int) -> dict[str, TensorEntry]:
         if not sound or end - begin != math.prod(shape) * TYPES[dtype].itemsize:
             raise PacketError(f"'{name}' is not where its header says")
         place = end
+        if blocks and blocks[-1].dtype == dtype and end - blocks[-1].data_offsets[0] <= SMALL:
+            begin = blocks.pop().data_offsets[0]
+        blocks.append(TensorEntry(dtype, [(end - begin) // TYPES[dtype].itemsize], [begin, end]))
     if place != size:
         raise ValueError(f"its tensors take {place} bytes, where {size} follow")
-    return entries
+    return Layout(entries, blocks)

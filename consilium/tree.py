@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, dataclass_transform
 
 import numpy as np
@@ -39,6 +39,11 @@ class Packet(NamedTuple):
 
     def nbytes(self) -> int:
         return len(self.header) + sum(t.nbytes for t in self.tensors.values())
+
+    def blocks(self) -> Iterable[Tensor]:
+        """All numbers, in fewer tensors if they lie in a file: for a look at values whatever their names are."""
+        blocks = getattr(self.tensors, "blocks", None)
+        return self.tensors.values() if blocks is None else blocks()
 
 
 # ---------------------------------------------------------------------------------------------- message → packet

@@ -199,9 +199,9 @@ class NotFinite(Exception):
 
 def refuse_not_finite(packet: Packet, what: str) -> None:
     """`NotFinite` where a tensor holds NaN or infinity: a length taken of it would be no length."""
-    for path, tensor in packet.tensors.items():
-        if not is_finite(tensor):
-            raise NotFinite(f"'{path}' of {what} holds values that are not finite")
+    if not all(map(is_finite, packet.blocks())):
+        path = next(path for path, tensor in packet.tensors.items() if not is_finite(tensor))
+        raise NotFinite(f"'{path}' of {what} holds values that are not finite")
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -13,7 +13,9 @@ from safetensors.torch import load
 
 from consilium import packet_files, tensor_tables
 from consilium.packet_files import Place
+from consilium.privacy.dp import NotFinite, refuse_not_finite
 from consilium.tree import Packet, PacketError
+from consilium.weights import SMALL
 
 PACKET = Packet('{"a": "header"}', {"b/x": torch.arange(6.0).view(2, 3), "a": torch.tensor([7]), "c": torch.zeros(0)})
 
@@ -147,3 +149,29 @@ def test_a_table_is_read_though_another_thread_drops_what_is_known(
     monkeypatch.setattr(tensor_tables, "_known", Forgetful())
     packet_files.write(PACKET, tmp_path / "x")
     assert packet_files.read(tmp_path / "x").tensors["a"].tolist() == [7]
+
+
+def test_blocks_hold_every_number_once(tmp_path: Path) -> None:
+    """Small neighbours of one type are one tensor, large ones stay alone."""
+    kinds = {"a": torch.float32, "b": torch.float32, "c": torch.int64, "d": torch.float32, "e": torch.float32}
+    tensors = {name: torch.full((2, 3), i, dtype=kind) for i, (name, kind) in enumerate(kinds.items())}
+    tensors |= {"f": torch.ones(SMALL), "g": torch.empty(0), "h": torch.tensor(7.0)}
+    packet_files.write(Packet("{}", tensors), tmp_path / "x")
+    packet = packet_files.read(tmp_path / "x")
+    for _ in range(2):  # what was released is read again
+        blocks = [block.clone() for block in packet.blocks()]
+        assert [len(block) for block in blocks] == [12, 6, 12, SMALL, 1]
+        assert b"".join(block.numpy().tobytes() for block in blocks) == b"".join(
+            tensor.numpy().tobytes() for tensor in tensors.values()
+        )
+    assert list(Packet("{}", tensors).blocks()) == list(tensors.values())  # in memory they lie apart
+
+
+@pytest.mark.parametrize("place", ["a", "f", "h"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_not_finite_is_found_in_its_block(place: str, value: float, tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(5), "b": torch.zeros(3), "f": torch.zeros(SMALL), "h": torch.zeros(2)}
+    tensors[place][1] = value
+    packet_files.write(Packet("{}", tensors), tmp_path / "x")
+    with pytest.raises(NotFinite, match=f"'{place}' of it holds"):
+        refuse_not_finite(packet_files.read(tmp_path / "x"), "it")
