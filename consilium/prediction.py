@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consilium.data.dicom import require_dicom, series_of
-from consilium.data.formats import IMAGE_SUFFIXES, stack_of
+from consilium.data.formats import IMAGE_SUFFIXES, OTHER_KIND, stack_of
 from consilium.data.image_folders import images_in, pictures_in
 from consilium.data.images import ImageArray, holds_dicom, read_image, together
 from consilium.data.mask_files import invert, mask_name, write_mask, write_segmentation
@@ -104,7 +104,7 @@ class UnusableImages(DataError):
     """Some images could not be used; the masks of the others are written."""
 
     def __init__(self, done: Sequence[Prediction], faults: Sequence[str], to: Path) -> None:
-        rest = f" The other {len(done)} are in {to}." if done else ""
+        rest = f" The other {'one is' if len(done) == 1 else f'{len(done)} are'} in {to}." if done else ""
         many = len(done) + len(faults)
         super().__init__("\n".join([f"{len(faults)} of {counted(many, 'image')} could not be used.{rest}", *faults]))
         self.done, self.faults = done, faults
@@ -211,7 +211,7 @@ def predict_with(
         try:
             predictions.append(_predict(study, predictor, path, out, site, trained, options))
         except DataError as error:
-            faults.append(str(error))
+            faults.append(_said(error, study))
     if predictions:
         to.mkdir(parents=True, exist_ok=True)
         write_text(_table(predictions), to / "predictions.csv")
@@ -251,6 +251,13 @@ def _predict(
     choice = found.choice
     why = f"asked for with --site {site}" if site else choice.why
     return Prediction(str(path), result, choice.key, choice.confidence, why, dict(choice.chances), found.warning, told)
+
+
+def _said(error: DataError, study: Study) -> str:
+    """Who predicts has a model and may have no federation.toml."""
+    found, other_kind, _ = str(error).partition(OTHER_KIND)
+    takes = f"{study.facts.dimensions}-D images with {counted(study.facts.channels, 'channel')}"
+    return f"{found}, but the model takes {takes}; convert it." if other_kind else found
 
 
 @dataclass(frozen=True)

@@ -268,9 +268,9 @@ def data_file(path: Path) -> str:
     return name
 
 
-_IS_PICTURE = "is a single picture, but federation.toml says dimensions = 3; set dimensions = 2, or give volumes."
+OTHER_KIND = ", but federation.toml says "  # in what is said of an image of another kind: what it is comes before
+_IS_PICTURE = f"is a single picture{OTHER_KIND}dimensions = 3; set dimensions = 2, or give volumes."
 
 
 def _is_volume(slices: int) -> str:
-    told = "but federation.toml says dimensions = 2; set dimensions = 3, or give pictures."
-    return f"is a volume of {counted(slices, 'slice')}, {told}"
+    return f"is a volume of {counted(slices, 'slice')}{OTHER_KIND}dimensions = 2; set dimensions = 3, or give pictures."

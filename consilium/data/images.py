@@ -19,6 +19,7 @@ from consilium.data.formats import (
     IMAGE_SUFFIXES,
     ITK_SUFFIXES,
     NIFTI_SUFFIXES,
+    OTHER_KIND,
     PILLOW_SUFFIXES,
     ImageError,
     ItkGeometry,
@@ -186,4 +187,4 @@ def _as_integers(path: Path, array: NDArray[Any]) -> NDArray[Any]:
 def _wrong_channels(found: int, wanted: int) -> str:
     kind = {1: "is grey (1 channel)", 3: "is a colour image (3 channels)"}.get(found, f"has {found} channels")
     remedy = {1: "save it as grey", 3: "save it as RGB"}.get(wanted, f"save it with {wanted} channels")
-    return f"{kind}, but federation.toml says channels = {wanted}; set channels = {found}, or {remedy}."
+    return f"{kind}{OTHER_KIND}channels = {wanted}; set channels = {found}, or {remedy}."

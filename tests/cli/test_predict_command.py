@@ -138,7 +138,7 @@ def test_bad_images_get_a_sentence(json_too: list[str], finished: Finished, grey
     (tmp_path / "letter.txt").write_text("dear colleague")
     (tmp_path / "empty").mkdir()
     unusable = {
-        "colour.png": ["colour", "3 channels"],
+        "colour.png": ["colour", "3 channels", "but the model takes 2-D images with 1 channel; convert it."],
         "cut.png": ["cannot be read"],
         "letter.txt": ["format", ".nii.gz"],
     }
@@ -212,6 +212,11 @@ def test_bad_images_among_many(json_too: list[str], finished: Finished, grey: Pa
     done = call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out", *json_too)
     assert done.status == 2 and "2 of 3 images could not be used" in done.err
     assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == [grey.name]
+    (grey.parent / "zz.png").unlink()
+    assert (
+        f"The other one is in {tmp_path / 'out'}."
+        in call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out").err
+    )
     if json_too:
         assert [one["image"] for one in done.document["predictions"]] == [str(grey)]
         assert [any(name in error for error in done.document["errors"]) for name in ("z.png", "zz.png")] == [True, True]
