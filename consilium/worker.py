@@ -156,10 +156,6 @@ class Worker:
         write_release(release, facts, self.place, self.memories.durable, self.memories.private)
         return leave(None, measure(), SiteRules(self.study, self.policy), request)
 
-    def released(self) -> Predictor:
-        """What was delivered here, ready to use; the server is not asked."""
-        return open_released(self.method, self.site.task, self.norm, self.site.local, self.place, self.site.card.name)
-
 
 def kept_at(memories: MemoryStore, round: int, method: Method, norm: LocalNorm, local: Local) -> Any | None:
     """What a site kept in that round; None where there is nothing to keep."""

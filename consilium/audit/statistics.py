@@ -28,9 +28,6 @@ class Interval:
     low: float
     high: float
 
-    def text(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
-
     def to_json(self) -> dict[str, float]:
         return {"value": round(self.value, 6), "low": round(self.low, 6), "high": round(self.high, 6)}
 

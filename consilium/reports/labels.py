@@ -10,7 +10,7 @@ from typing import Any
 from consilium.reports.comparing import cells, part_name
 from consilium.reports.grouping import Group
 from consilium.reports.reading import RunView, best_of
-from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, TextCell, called, markdown_table
+from consilium.reports.tables import POOLED, SITE_MEAN, Cell, Column, Comparison, TextCell, called
 from consilium.scores.means import MEAN
 from consilium.scores.rows import CHOSEN
 
@@ -90,9 +90,6 @@ class SiteTable:
             for name, found in self.lines
         ]
         return [[TextCell("method"), *map(TextCell, self.columns)], *rows]
-
-    def to_markdown(self) -> str:
-        return f"{self.title}\n\n{markdown_table(self.grid())}\n"
 
     def to_json(self) -> dict[str, Any]:
         return {

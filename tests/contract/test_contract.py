@@ -40,6 +40,7 @@ from consilium.site import POOLED
 from consilium.site_opening import open_worker, place_in
 from consilium.study import Study
 from consilium.tree import flatten
+from consilium.worker import open_released
 from tests.toy import toy_study
 
 ACROSS = ("fedavg", "local", "pooled", "scaffold", "fedsm", "apple", "ufps")  # run in worker processes too
@@ -345,7 +346,7 @@ def test_a_site_can_use_what_was_delivered_without_the_server(name: str, finishe
     """Its scores, computed at the site from its own folder alone, are the run's."""
     folder = RunFolder.open(finished(name).folder)
     worker = open_worker(folder.study, folder.study.federation(), "ada", _roster(folder), place_in(folder.path, "ada"))
-    predictor = worker.released()
+    predictor = open_released(worker.method, worker.site.task, worker.norm, worker.site.local, worker.place, "ada")
     own = {
         (batch.cases[i], mark.label): mark.value
         for batch in worker.site.data.whole("test", 16)
