@@ -90,6 +90,18 @@ def test_names_are_beside_a_figure_where_they_fit(tmp_path: Path) -> None:
         assert page.count(f">{name}</") == 2 + 1  # both figures and the table of sites
 
 
+def test_rounds_that_a_site_missed_are_a_dotted_gap_in_its_curve(tmp_path: Path) -> None:
+    """bea is away in rounds 3 and 4 of six, and has one round alone before that."""
+    events = [{**START, "sites": {"ada": 8, "bea": 8}}]
+    for round in range(1, 7):
+        here = ["ada", "bea"] if round in (1, 5, 6) else ["ada"]
+        events += [*(trained(name, round, 1 / round) for name in here), ended(round, 3.0)]
+    with serving(Pictured(write_run(tmp_path / "run", events))) as served:
+        page = rendered(served.url, tmp_path / "profile").partition("<script>")[0]
+    losses = page.partition('id="losses"')[2]
+    assert [losses.count(mark) for mark in ('<path d="M', 'class="gap"', "<circle", "<polyline")] == [3, 1, 1, 4]
+
+
 def test_a_page_with_a_token_reads_its_figures(tmp_path: Path) -> None:
     with serving(Pictured(write_run(tmp_path / "run")), token="0123456789abcdef") as server:
         page = rendered(server.url, tmp_path / "profile")
