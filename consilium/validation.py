@@ -50,9 +50,9 @@ def check_size(study: Study) -> None:
     """
     shape = study.task.shape().values()
     weights = sum(tensor.nbytes for tensor in shape)
-    if weights > machine_memory():
+    if weights > (here := machine_memory()):
         raise StudyError(
-            f"the study's network takes {weights} bytes, and this machine has {machine_memory()} bytes of memory; "
+            f"the study's network takes {weights / 1e9:,.1f} GB, and this machine has {here / 1e9:,.1f} GB of memory; "
             "take smaller [task] fields."
         )
     size = study.task_fields.patch or study.preprocess.size

@@ -50,7 +50,7 @@ def test_a_giant_network_passes_no_roll_call_and_is_never_allocated(federation: 
         policy.check(study, 14)
     assert no.value.word in POLICY
     assert "[limits] model_parameters" in REASONS[no.value.word]
-    with pytest.raises(StudyError, match=r"the study's network takes .* bytes, and this machine has"):
+    with pytest.raises(StudyError, match=r"the study's network takes .* GB, and this machine has"):
         check_size(study)
 
 
