@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from consilium import __version__
 from consilium.cli import (
@@ -41,14 +41,22 @@ class Stopped(BaseException):
     """Ctrl-C; not a KeyboardInterrupt, for which typer prints nothing."""
 
 
-class _PlainCommand(TyperCommand):
-    """A command whose help says nothing of types beside its flags: "--json <bool>" reads as if it took a value."""
+class _Plain:
+    """A command or group whose help says nothing of types beside its flags: "--json <bool>" reads like a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found = list(super().get_params(ctx))
+        found = list(super().get_params(ctx))  # type: ignore[misc]
         for flag in (param for param in found if getattr(param, "is_flag", False) and param.metavar is None):
             flag.metavar = ""
         return found
+
+
+class _PlainCommand(_Plain, TyperCommand):
+    pass
+
+
+class _PlainGroup(_Plain, TyperGroup):
+    pass
 
 
 app = typer.Typer(
@@ -76,9 +84,18 @@ def _options(
 COMMANDS = (train, suites, federation, look, watch, privacy, analysis, audit, data, checking, importing, use, exports)
 for module in COMMANDS:
     module.add_to(app)
-for group in (app, *(inner.typer_instance for inner in app.registered_groups if inner.typer_instance)):
+
+
+def _speak_plainly(group: typer.Typer) -> None:
+    group.info.cls = _PlainGroup
     for told in group.registered_commands:
         told.cls = _PlainCommand
+    for inner in group.registered_groups:
+        if inner.typer_instance:
+            _speak_plainly(inner.typer_instance)
+
+
+_speak_plainly(app)
 
 
 @functools.cache

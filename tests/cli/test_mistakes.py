@@ -331,6 +331,6 @@ def test_a_file_where_a_folder_must_be_and_the_reverse(finished: Finished, feder
 
 
 def test_help_shows_no_type_beside_a_flag() -> None:
-    for words in (["run"], ["check"], ["federation", "try"]):
+    for words in ([], ["federation"], ["federation", "kits"], ["run"], ["check"], ["federation", "try"]):
         told = call(*words, "--help")
         assert told.status == 0 and "<bool>" not in told.out
