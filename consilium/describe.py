@@ -33,7 +33,9 @@ def find(name: str) -> str:
     """The name of a method in the registry; StudyError if neither the package nor the user's code has it."""
     name = ALIASES.get(name, name)
     if find_method(name) is None:
-        raise StudyError(f"there is no method '{name}'; {nearest(name, METHODS)}")
+        own = name.endswith(".py")
+        remedy = f"a method of your own is named with its class, as {name}:Mine." if own else nearest(name, METHODS)
+        raise StudyError(f"there is no method '{name}'; {remedy}")
     return name
 
 

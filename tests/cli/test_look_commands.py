@@ -93,6 +93,7 @@ def test_methods_as_json() -> None:
 def test_an_unknown_method_is_answered_with_the_nearest(json_too: list[str]) -> None:
     refused(call("methods", "fedms", *json_too), "'fedms'", "did you mean 'fedsm'?")
     refused(call("methods", "zzz", *json_too), "use one of", *METHODS)
+    refused(call("methods", "mine.py", *json_too), "with its class, as mine.py:Mine")
 
 
 def test_an_alias_is_its_method() -> None:
