@@ -55,10 +55,6 @@ class _PlainCommand(_Plain, TyperCommand):
     pass
 
 
-class _PlainGroup(_Plain, TyperGroup):
-    pass
-
-
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -87,7 +83,8 @@ for module in COMMANDS:
 
 
 def _speak_plainly(group: typer.Typer) -> None:
-    group.info.cls = _PlainGroup
+    own = group.info.cls if isinstance(group.info.cls, type) else TyperGroup  # `kits` has a class of its own
+    group.info.cls = type(own.__name__, (_Plain, own), {})
     for told in group.registered_commands:
         told.cls = _PlainCommand
     for inner in group.registered_groups:
