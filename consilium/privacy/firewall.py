@@ -154,7 +154,7 @@ class _View:
         common, growth = self._common_growth(others), self._growth(site)
         spread = _wander(past.lengths[-WINDOW:], "length")
         longer = growth - common > max(math.log(rules.times), rules.sigmas * spread)
-        if longer and (self._far_ahead(site, others) or not self._began_at_rest(site, others)):
+        if longer and (not self._began_at_rest(site, others) or self._far_ahead(site, others)):
             also = f"; the others' are {math.exp(common):.3g} times theirs" if self._known(others) else ""
             yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
         if self._turned(site) and not self._with_half(others):

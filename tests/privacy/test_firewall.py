@@ -272,6 +272,15 @@ def test_a_site_that_has_learned_is_held_against_itself() -> None:
     assert set(play.odd(**late, d=play.honest(1.0))) == {"d"}
 
 
+@pytest.mark.parametrize("sites", ["a", "ab"])
+def test_a_site_without_enough_others_is_held_against_itself(sites: str) -> None:
+    play = Play(sites)
+    for _ in range(6):
+        assert play.odd() == {}
+    assert set(play.odd(a=play.honest(30.0))) == {"a"}
+    assert set(play.odd(a=update(-play.common + play.noise(), 1.0))) == {"a"}
+
+
 def test_what_has_no_usual_direction_cannot_be_turned_round() -> None:
     """As the change of a control variate, every one of which undoes a part of the last."""
     play, before = Play(), torch.zeros(3000)
