@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from benchmarks.measuring import Clock, Measured, load
 from benchmarks.training import demo_study
 from consilium import simulation
 from consilium.machine import default_workers
+from consilium.privacy.firewall import EMPTY, Firewall, judged
+from consilium.privacy.measuring import WIDTH, Update
+from consilium.site import SiteCard
 from consilium.study import Study
 from consilium.wires.processes import Pool
 
 ROUNDS = 12  # of a run with or without the firewall; the first two are not counted
 RUN = 100  # the demo's own
+SITES, MANY = 6, 384  # among which the firewall judges
 
 
 class Stretches:
@@ -65,12 +72,33 @@ def firewall(folder: Path, repeats: int) -> list[Measured]:
             shares.append(cost / whole)
             slower.append(median(on.seconds["round"][2:]) / median(off.seconds["round"][2:]))
     facts = {"seconds of a round, with / without": median(slower), "load": load()}
+    few, many = (median(_judging(sites) for _ in range(repeats)) for sites in (SITES, MANY))
     return [
         Measured(
             "firewall", "what the firewall takes in a round of the demo, processor time", median(extra),
             "the round", median(rounds), "s", median(shares), 0.02, facts=facts,
-        )
+        ),
+        Measured(
+            "firewall", f"a verdict on one of {MANY} sites, processor time", many, f"on one of {SITES}", few, "s",
+            many / few, 1.5, facts={"load": load()},
+        ),
     ]  # fmt: skip
+
+
+def _judging(sites: int) -> float:
+    """Processor time of a verdict on a made-up update, when every site has a past of ten."""
+    roster = {f"site{i:03d}": SiteCard(f"site{i:03d}", i, 8 + i, ()) for i in range(sites)}
+    noise, history, spent = torch.Generator().manual_seed(0), EMPTY, 0.0
+    for _ in range(11):
+        drawn = torch.randn(sites, WIDTH, generator=noise)
+        updates = {
+            name: {"model": Update(sketch.norm().item(), 0.0, sketch, sketch.norm().item().hex(), 1e-6, True)}
+            for name, sketch in zip(roster, drawn, strict=True)
+        }
+        began = time.process_time()
+        _, history = judged(Firewall(), history, updates, roster, "train")
+        spent = time.process_time() - began
+    return spent / sites
 
 
 def scoring(folder: Path, repeats: int) -> list[Measured]:

@@ -105,8 +105,12 @@ def state(result: Result | RunFolder) -> bytes:
 
 def digest(item: Any) -> str:
     """A hash of all content of a message."""
-    shape, weights, tensors = tree.split(item)
-    parts = [shape, *(w.digest for w in weights.values()), *(str(t.tolist()) for t in tensors.values())]
+    apart = tree.split(item)
+    parts = [
+        apart.shape(),
+        *(w.digest for w in apart.weights.values()),
+        *(str(t.tolist()) for t in apart.tensors.values()),
+    ]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
 

@@ -94,15 +94,15 @@ class Store:
 
     def put(self, item: Any) -> Document:
         """Store a message; existing files are not written again, unless they are damaged."""
-        shape, weights, tensors = tree.split(item)
-        parts = [*weights.values(), *([Weights.over(tensors)] if tensors else [])]
+        apart = tree.split(item)
+        parts = [*apart.weights.values(), *([Weights.over(apart.tensors)] if apart.tensors else [])]
         written = [self._put(part) for part in parts]
         if self.durable and any(written):
             sync_folder(self.folder)
         return {
-            "shape": shape,
-            "weights": {path: part.digest for path, part in weights.items()},
-            "tensors": parts[-1].digest if tensors else None,
+            "shape": apart.shape(),
+            "weights": {path: part.digest for path, part in apart.weights.items()},
+            "tensors": parts[-1].digest if apart.tensors else None,
         }
 
     def _put(self, weights: Weights) -> bool:

@@ -50,11 +50,15 @@ class Packet(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A message taken apart: its JSON shape, its weights and its single tensors by path."""
+    """A message taken apart: its structure, its weights and its single tensors by path."""
 
-    shape: str
+    structure: Mapping[str, Any]
     weights: dict[str, Weights]
     tensors: dict[str, Tensor]
+
+    def shape(self) -> str:
+        """The structure as JSON."""
+        return json.dumps(self.structure, sort_keys=True, separators=(",", ":"))
 
     def models(self) -> list[Weights]:
         """The weights, and the single tensors as weights."""
@@ -83,19 +87,18 @@ def split(item: Any) -> Split:
             return value
         raise TypeError(f"{path}: a message cannot hold a {type(value).__name__}")
 
-    shape = {"type": type(item).__qualname__, "tree": walk(item, "")}
-    return Split(json.dumps(shape, sort_keys=True, separators=(",", ":")), weights, tensors)
+    return Split({"type": type(item).__qualname__, "tree": walk(item, "")}, weights, tensors)
 
 
 def flatten(item: Any) -> Packet:
     """A message as a packet; Boolean tensors are packed eight to a byte."""
-    shape, weights, tensors = split(item)
-    everything = {f"{path}/{name}": tensor for path, part in weights.items() for name, tensor in part.items()}
-    everything.update(tensors)
+    apart = split(item)
+    everything = {f"{path}/{name}": tensor for path, part in apart.weights.items() for name, tensor in part.items()}
+    everything.update(apart.tensors)
     masks = {path: list(tensor.shape) for path, tensor in everything.items() if tensor.dtype == torch.bool}
     for path in masks:
         everything[path] = _packed(everything[path])
-    return Packet(canonical_json({"message": shape, "masks": masks}), everything)
+    return Packet(canonical_json({"message": apart.shape(), "masks": masks}), everything)
 
 
 def _packed(mask: Tensor) -> Tensor:
@@ -198,10 +201,10 @@ def _check_masks(packet: Packet, masks: Mapping[str, Any]) -> None:
 
 def to_text(item: Any) -> str:
     """A message without tensors as JSON."""
-    shape, weights, tensors = split(item)
-    if weights or tensors:
+    apart = split(item)
+    if apart.weights or apart.tensors:
         raise TypeError(f"a {type(item).__name__} with tensors is no text")
-    return shape
+    return apart.shape()
 
 
 def from_text(text: str, kind: type[T]) -> T:

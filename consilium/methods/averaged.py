@@ -155,7 +155,7 @@ def _towards(old: Any, new: Any, share: float) -> Any:
         return weights if was is None or list(was) != list(weights) else was + share * (weights - was)
 
     moved = {path: between(path, weights) for path, weights in now.weights.items()}
-    return assemble(now.shape, type(new), _Parts(moved, now.tensors))
+    return assemble(now.shape(), type(new), _Parts(moved, now.tensors))
 
 
 @dataclass(frozen=True)

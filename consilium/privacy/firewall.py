@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -25,6 +26,7 @@ from consilium.weights import SiteName
 KNOWN = 4  # accepted updates after which a site has a past of its own
 WINDOW = 10  # the latest of them count
 OTHERS = 2  # others needed to hold a newcomer against
+PER_CASE = 0.75  # the power of a site's cases with which its length is expected to grow, in the second reading
 ABSURD = 1e4  # times as long as usual, and longer than the model itself: no training does that, so it is never merged
 DWARFS = 0.9  # of the length of what was sent: then what it began from is nothing beside the update
 STEEP = 1e6  # the length of a gradient, or of what else is itself a change, that dwarfs any honest one
@@ -84,6 +86,23 @@ def judged(
     return verdicts, history.with_entries(entries)
 
 
+class _Numbers:
+    """One number of every site: the median of all but one's own is found without ordering them again for each site."""
+
+    def __init__(self, values: Mapping[SiteName, float]) -> None:
+        self._values, self._ordered = values, sorted(values.values())
+
+    def of_others(self, site: SiteName) -> list[float]:
+        """In ascending order."""
+        others = self._ordered.copy()
+        if site in self._values:
+            del others[bisect_left(others, self._values[site])]
+        return others
+
+    def median_of_others(self, site: SiteName) -> float:
+        return statistics.median(self.of_others(site))
+
+
 class _View:
     """One part of all replies of a round, beside everyone's past."""
 
@@ -100,20 +119,25 @@ class _View:
         self.rules, self.phase, self.part, self.steady = rules, phase, part, steady
         self.now = {site: own[part] for site, own in updates.items() if part in own}
         self.past = {site: history.of(phase, site, part) for site in self.now}
-        self.n = {site: roster[site].n for site in self.now}
+        self._others = len(self.now) - 1
+        self._cases = {site: math.log(roster[site].n) for site in self.now}
+        self._lengths = {site: math.log(update.length) for site, update in self.now.items()}
         self._turns = {site: self._cosine(site) for site in self.now if self.past[site].lengths}
+        self._growths = {site: self._growth(site) for site in self.now if self.past[site].lengths}
+        self._grown = _Numbers({site: growth for site, growth in self._growths.items() if self._known(site)})
+        self._reaches = _Numbers({site: self._reach(site) for site in self.now})
+        self._per_case = _Numbers({site: self._reach(site) - PER_CASE * self._cases[site] for site in self.now})
+        self._shifts = _Numbers({site: update.shift for site, update in self.now.items()})
+        self._turned = {site for site in self._turns if self._has_turned(site)}
 
     def faults(self, site: SiteName) -> Iterator[str]:
         """Everything that is odd about a site's update, in words."""
-        past = self.past[site]
-        known = len(past.lengths) >= KNOWN
-        others = [other for other in self.now if other != site]
         if self._repeated(site):
             yield f"'{self.part}' is an update that the site has sent before"
-        if known:
-            yield from self._unlike_itself(site, others)
-        elif len(others) >= OTHERS:
-            yield from self._unlike_others(site, others)
+        if self._known(site):
+            yield from self._unlike_itself(site)
+        elif self._others >= OTHERS:
+            yield from self._unlike_others(site)
 
     def absurd(self, site: SiteName) -> bool:
         """Longer than usual by orders of magnitude, and so long that nothing of the model would be left.
@@ -124,73 +148,67 @@ class _View:
         update = self.now[site]
         if update.length <= (DWARFS * update.size if update.started else STEEP):
             return False
-        others = [other for other in self.now if other != site]
-        if len(self.past[site].lengths) >= KNOWN:
-            return self._growth(site) - self._common_growth(others) > math.log(ABSURD)
-        return len(others) >= OTHERS and self._ahead(site, others) > math.log(ABSURD)
+        if self._known(site):
+            return self._growths[site] - self._common_growth(site) > math.log(ABSURD)
+        return self._others >= OTHERS and self._ahead(site) > math.log(ABSURD)
 
     def figures(self, site: SiteName) -> dict[str, float]:
         """What the verdict rests on, for the journal."""
-        update, past = self.now[site], self.past[site]
-        others = [other for other in self.now if other != site]
+        update = self.now[site]
         found = {"length": update.length, "shift": update.shift}
-        if past.lengths:
-            found |= {"times_own": math.exp(self._growth(site)), "turn": self._turn(site)}
-        if len(others) >= OTHERS:
-            found["times_others"] = math.exp(self._ahead(site, others))
+        if site in self._growths:
+            found |= {"times_own": math.exp(self._growths[site]), "turn": self._turns[site]}
+        if self._others >= OTHERS:
+            found["times_others"] = math.exp(self._ahead(site))
         return {name: float(f"{value:.4g}") for name, value in found.items()}
 
     def entry(self, site: SiteName) -> AcceptedUpdate:
         """This update, as the site's past will have it."""
         update = self.now[site]
-        turn = self._turn(site) if self.past[site].lengths else None
         key = f"{self.phase}/{site}/{self.part}"
-        return AcceptedUpdate(key, math.log(update.length), turn, update.shift, update.sketch, update.seal)
+        return AcceptedUpdate(key, self._lengths[site], self._turns.get(site), update.shift, update.sketch, update.seal)
 
     # ------------------------------------------------------------------------------------ against its own past
 
-    def _unlike_itself(self, site: SiteName, others: Sequence[SiteName]) -> Iterator[str]:
-        rules, past, update = self.rules, self.past[site], self.now[site]
-        common, growth = self._common_growth(others), self._growth(site)
-        spread = _wander(past.lengths[-WINDOW:], "length")
-        longer = growth - common > max(math.log(rules.times), rules.sigmas * spread)
-        if longer and (not self._began_at_rest(site, others) or self._far_ahead(site, others)):
-            also = f"; the others' are {math.exp(common):.3g} times theirs" if self._known(others) else ""
-            yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
-        if self._turned(site) and not self._with_half(others):
-            turn, usual = self._turn(site), statistics.median(past.turns[-WINDOW:])
-            yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
-        recent = past.shifts[-WINDOW:]
-        yield from self._shifted(update.shift, statistics.median(recent), _wander(recent, "shift"))
+    def _known(self, site: SiteName) -> bool:
+        return len(self.past[site].lengths) >= KNOWN
 
-    def _turned(self, site: SiteName) -> bool:
+    def _unlike_itself(self, site: SiteName) -> Iterator[str]:
+        rules, past, common, growth = self.rules, self.past[site], self._common_growth(site), self._growths[site]
+        if growth - common > math.log(rules.times):
+            spread = _wander(past.lengths[-WINDOW:], "length")
+            longer = growth - common > rules.sigmas * spread
+            if longer and (not self._began_at_rest(site) or self._far_ahead(site)):
+                known = self._grown.of_others(site)
+                also = f"; the others' are {math.exp(common):.3g} times theirs" if known else ""
+                yield f"'{self.part}' is {math.exp(growth):.3g} times as long as the site's updates usually are{also}"
+        if site in self._turned and not self._with_half():
+            turn, usual = self._turns[site], statistics.median(past.turns[-WINDOW:])
+            yield f"'{self.part}' points against the site's earlier updates (cosine {turn:.2f}, usually {usual:.2f})"
+        yield from self._shifted(site, past.shifts[-WINDOW:], _wander)
+
+    def _has_turned(self, site: SiteName) -> bool:
         """Its cosine would be minus the usual one; a gradient, or what keeps no direction, may turn."""
-        turns = self.past[site].turns[-WINDOW:]
-        if not self.steady or not self.now[site].started or len(self.past[site].lengths) < KNOWN:
+        if not self.steady or not self.now[site].started or not self._known(site):
             return False
-        turn, usual = self._turn(site), statistics.median(turns)
+        turns = self.past[site].turns[-WINDOW:]
+        turn, usual = self._turns[site], statistics.median(turns)
         return (
             turn < -usual / 2 and usual > self.rules.turn and usual - turn > self.rules.sigmas * _wander(turns, "turn")
         )
 
-    def _with_half(self, others: Sequence[SiteName]) -> bool:
-        """Half of the others have turned as well: then training has, and no one site."""
-        return bool(others) and 2 * sum(map(self._turned, others)) >= len(others)
+    def _with_half(self) -> bool:
+        """Half of the others have turned as well as the site: then training has, and no one site."""
+        return self._others > 0 and 2 * (len(self._turned) - 1) >= self._others
 
-    def _known(self, sites: Sequence[SiteName]) -> list[SiteName]:
-        return [site for site in sites if len(self.past[site].lengths) >= KNOWN]
-
-    def _common_growth(self, others: Sequence[SiteName]) -> float:
+    def _common_growth(self, site: SiteName) -> float:
         """How much longer the others' updates have become, as a logarithm: a schedule lengthens everyone's at once."""
-        grown = [self._growth(other) for other in self._known(others)]
+        grown = self._grown.of_others(site)
         return max(0.0, statistics.median(grown)) if grown else 0.0
 
     def _growth(self, site: SiteName) -> float:
         """How much longer than usual, as a logarithm."""
-        return math.log(self.now[site].length) - statistics.median(self.past[site].lengths[-WINDOW:])
-
-    def _turn(self, site: SiteName) -> float:
-        return self._turns[site]
+        return self._lengths[site] - statistics.median(self.past[site].lengths[-WINDOW:])
 
     def _cosine(self, site: SiteName) -> float:
         """With the direction of its latest updates."""
@@ -208,47 +226,52 @@ class _View:
 
     # ------------------------------------------------------------------------------------ against the others
 
-    def _unlike_others(self, site: SiteName, others: Sequence[SiteName]) -> Iterator[str]:
-        if self._far_ahead(site, others):
-            ahead = math.exp(self._ahead(site, others))
-            yield f"'{self.part}' is {ahead:.3g} times as long as the others' updates"
-        theirs = [self.now[other].shift for other in others]
-        yield from self._shifted(self.now[site].shift, statistics.median(theirs), _spread(theirs, "shift"))
+    def _unlike_others(self, site: SiteName) -> Iterator[str]:
+        if self._far_ahead(site):
+            yield f"'{self.part}' is {math.exp(self._ahead(site)):.3g} times as long as the others' updates"
+        yield from self._shifted(site, self._shifts.of_others(site), _spread)
 
-    def _far_ahead(self, site: SiteName, others: Sequence[SiteName]) -> bool:
-        spread = _spread([self._reach(other) for other in others], "length")
-        return self._ahead(site, others) > max(math.log(self.rules.times), self.rules.sigmas * spread)
+    def _far_ahead(self, site: SiteName) -> bool:
+        ahead = self._ahead(site)
+        if ahead <= math.log(self.rules.times):
+            return False
+        return ahead > self.rules.sigmas * _spread(self._reaches.of_others(site), "length")
 
-    def _ahead(self, site: SiteName, others: Sequence[SiteName]) -> float:
+    def _ahead(self, site: SiteName) -> float:
         """How much longer than the others', as a logarithm; theirs as they are, or as they were at first if longer.
 
         More cases are more steps, and the length grows with them, by a power between 1/2 (a random walk) and 1; means
         such as gradients do not grow at all. So a site is as far ahead as the kinder of the two readings says.
         """
-        return min(self._beside(math.log(self.now[site].length), site, others))
+        return min(self._beside(self._lengths[site], site))
 
-    def _began_at_rest(self, site: SiteName, others: Sequence[SiteName]) -> bool:
+    def _began_at_rest(self, site: SiteName) -> bool:
         """Its first update was nothing beside the others', as those of small sites under APPLE.
 
         When it begins to learn, what it sends is hundreds of times as long as what it sent before.
         """
-        if len(others) < OTHERS:
+        if self._others < OTHERS:
             return False
-        return max(self._beside(self.past[site].lengths[0], site, others)) < -math.log(self.rules.times)
+        return max(self._beside(self.past[site].lengths[0], site)) < -math.log(self.rules.times)
 
-    def _beside(self, length: float, site: SiteName, others: Sequence[SiteName]) -> Iterator[float]:
+    def _beside(self, length: float, site: SiteName) -> Iterator[float]:
         """A length (a logarithm) beside the others': as it is, and for its number of cases."""
-        for power in (0.0, 0.75):
-            theirs = statistics.median(self._reach(other) - power * math.log(self.n[other]) for other in others)
-            yield length - power * math.log(self.n[site]) - theirs
+        yield length - self._reaches.median_of_others(site)
+        yield length - PER_CASE * self._cases[site] - self._per_case.median_of_others(site)
 
     def _reach(self, site: SiteName) -> float:
         """A length that was believed: who comes late learns what the others have learned long ago."""
-        return max([math.log(self.now[site].length), *self.past[site].lengths[:1]])
+        return max([self._lengths[site], *self.past[site].lengths[:1]])
 
-    def _shifted(self, shift: float, usual: float, spread: float) -> Iterator[str]:
-        if shift > self.rules.shift and shift - usual > self.rules.sigmas * spread:
-            yield f"'{self.part}' is shifted by a constant, {shift:.0%} of its length where {usual:.0%} is usual"
+    def _shifted(
+        self, site: SiteName, usual: Sequence[float], spread: Callable[[Sequence[float], str], float]
+    ) -> Iterator[str]:
+        shift = self.now[site].shift
+        if shift <= self.rules.shift:
+            return
+        middle = statistics.median(usual)
+        if shift - middle > self.rules.sigmas * spread(usual, "shift"):
+            yield f"'{self.part}' is shifted by a constant, {shift:.0%} of its length where {middle:.0%} is usual"
 
 
 def _spread(values: Sequence[float], kind: str) -> float:
