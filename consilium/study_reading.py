@@ -126,8 +126,9 @@ def _located(data: Source, beside: Path | None) -> Source:
             return replace(data, federation=str((folder / data.federation).resolve()))
     raise StudyError(
         f"[data] federation = {data.federation!r}: there is no such folder here"
-        f"{f' or beside the study in {beside}' if beside and beside.name else ''}. Make one with "
-        f"`consilium phantom retina --to {data.federation}`, or name yours; without data, write [facts]."
+        f"{f' or beside the study in {beside}' if beside and beside.name else ''}. Name yours, or make one: "
+        f"`consilium import` takes published data, `consilium phantom retina --to {data.federation}` draws "
+        "photographs; without data, write [facts]."
     )
 
 
