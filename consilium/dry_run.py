@@ -62,7 +62,7 @@ class DryRun:
     state: str  # "new", "finished", "running", "interrupted"
     device: str
     device_why: str
-    refused: str  # why the wanted device cannot be used; empty: it can
+    refused: str  # why the run could not begin, such as a device that is not there; empty: it can
     workers: int
     sites: tuple[SitePlan, ...]
     phases: tuple[PhasePlan, ...]

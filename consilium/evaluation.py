@@ -16,6 +16,7 @@ from consilium.data.site_folder import SPLITS, Federation, read_federation
 from consilium.errors import DataError, StudyError
 from consilium.predictor import Predictor, most_common
 from consilium.scores.classes import ClassReport, class_report
+from consilium.scores.rows import bounds_of
 from consilium.scores.statistics import interval
 from consilium.site_opening import open_arrays
 from consilium.study import Study
@@ -181,14 +182,15 @@ def averaged(cases: Sequence[ScoredCase]) -> Iterator[EvaluatedScore]:
     for (metric, label), sites in values.items():
         if metric.endswith(COUNTED) or (label == "mean" and len(labels) < 2):
             continue
-        per_site = {site: _site_score({site: found}) for site, found in sites.items()}
+        bounds = bounds_of(metric)
+        per_site = {site: _site_score({site: found}, bounds) for site, found in sites.items()}
         pooled = statistics.fmean(value for found in sites.values() for value in found)
-        yield EvaluatedScore(metric, label, per_site, _site_score(sites), pooled)
+        yield EvaluatedScore(metric, label, per_site, _site_score(sites, bounds), pooled)
 
 
-def _site_score(sites: dict[str, list[float]]) -> SiteScore:
+def _site_score(sites: dict[str, list[float]], bounds: tuple[float, float]) -> SiteScore:
     cases = sum(map(len, sites.values()))
-    low, high = interval(sites) if cases > 1 else (None, None)
+    low, high = interval(sites, within=bounds) if cases > 1 else (None, None)
     mean = statistics.fmean(statistics.fmean(found) for found in sites.values())
     return SiteScore(mean, low, high, cases)
 

@@ -15,11 +15,12 @@ import shutil
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from consilium.errors import RunError
+from consilium.errors import RunError, UserError
 
 _DRAFT = re.compile(r"\..+\.\d+")  # of a file being written: .name.process
 _SMALL = 1 << 18  # bytes; below, a copy costs less than a separate system call
@@ -173,6 +174,18 @@ def _created(draft: Path, private: bool) -> FileIO:
 def _restrict(descriptor: int, mode: int) -> None:
     if stat.S_IMODE(os.fstat(descriptor).st_mode) & ~mode:
         os.fchmod(descriptor, mode)
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Make the folder of `--to`; a place that cannot be written is said in a sentence."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write into {folder}: {error.strerror or error}; choose another place with --to."
+        ) from error
 
 
 def _close_folder(path: Path) -> None:

@@ -98,6 +98,14 @@ class Plan:
         """How many of so many sites a run can begin with: a quorum, and two where it names several."""
         return min(named, max(self._share_of(named), self.min_sites, 2))
 
+    def too_few(self, left: int, named: int, pooled: bool) -> str:
+        """Why a run cannot begin with those that are left of the sites it names; empty: it can."""
+        least = self.least_to_begin(named)
+        if left >= least and not pooled:
+            return ""
+        need = "pooled training needs all of them" if pooled else f"a run begins with at least {least}"
+        return f"{left} of {named} sites are left, and {need} ([study] quorum, min_sites)"
+
     def _share_of(self, sites: int) -> int:
         return math.ceil(self.quorum * sites) if self.quorum < 1 else int(self.quorum)
 

@@ -47,6 +47,8 @@ from consilium.test_time import Mirrored
 from consilium.wording import counted
 from consilium.worker import kept_at, open_released
 
+TABLE = "predictions.csv"
+
 
 @dataclass(frozen=True)
 class PredictOptions:
@@ -206,15 +208,25 @@ def predict_with(
     if masks and any(map(holds_dicom, paths)):
         require_dicom()  # fail before hours of work
     outs = _outputs(paths, to, facts.dimensions, options) if masks else [to] * len(paths)
-    predictions, faults = [], []
-    for path, out in zip(paths, outs):
-        try:
-            predictions.append(_predict(study, predictor, path, out, site, trained, options))
-        except DataError as error:
-            faults.append(_said(error, study))
-    if predictions:
+    predictions: list[Prediction] = []
+    faults = []
+
+    def record() -> None:
         to.mkdir(parents=True, exist_ok=True)
-        write_text(_table(predictions), to / "predictions.csv")
+        write_text(_table(predictions), to / TABLE)
+
+    try:
+        for path, out in zip(paths, outs):
+            try:
+                predictions.append(_predict(study, predictor, path, out, site, trained, options))
+            except DataError as error:
+                faults.append(_said(error, study))
+            else:
+                if len(predictions) == 1:
+                    record()  # tells the next call that the masks are predictions
+    finally:
+        if predictions:
+            record()
     if faults:
         raise UnusableImages(predictions, faults, to)
     return predictions
@@ -339,6 +351,10 @@ def _outputs(paths: Sequence[Path], to: Path, dimensions: int, options: PredictO
     given = {_identity(stack_of(path)[0]) for path in paths}
     if any(_identity(to / name) in given for name in (*plain, *files)):
         raise StudyError(f"--to {to} would overwrite the images themselves; name another folder.")
+    if not (to / TABLE).exists() and (there := [name for name in files if (to / name).exists()]):
+        raise StudyError(
+            f"--to {to} already has {min(there)}, and no {TABLE} that says it is a prediction; name another folder."
+        )
     return [to / name for name in chosen]
 
 

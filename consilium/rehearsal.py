@@ -8,16 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from consilium.consent import Decision, Decisions, study_digest
+from consilium.data.site_folder import Federation
 from consilium.errors import StudyError
 from consilium.fields import to_toml
 from consilium.files import make_folder, write_bytes
 from consilium.hospital import RULES, Hospital, read_hospital
 from consilium.policy import Refused, read_key, simulated_secret
+from consilium.run_files import UNDER_RULES
 from consilium.site_opening import place_in
 from consilium.study import Study
-from consilium.validation import members_of
+from consilium.timeline import timeline
+from consilium.validation import admitted, check_annotation, expected_roster, members_of
 from consilium.weights import SiteName
 from consilium.wires.local_sites import policy_in
 
@@ -60,10 +64,36 @@ def _portable(path: Path, hospital: Hospital) -> bytes:
     return "\n".join(f"{key} = {to_toml(value)}" for key, value in tables.items()).encode()
 
 
-def objections(rules: Rules, study: Study) -> Iterator[str]:
-    """What the rules of the sites would say to the study before it begins, and where they could end it."""
+class Objections(NamedTuple):
+    """What the rules of the sites would say to a study before it begins, and where they could end it."""
+
+    notes: tuple[str, ...]
+    refused: str  # why too few sites would be left to begin; empty: there are enough
+
+
+def objections(rules: Rules, study: Study) -> Objections:
     federation = study.federation()
     members = members_of(study, federation)
+    out: set[SiteName] = set()
+    notes = tuple(_notes(rules, study, federation, members, out))
+    left = [site for site in members if site not in out]
+    if len(left) == len(members):
+        return Objections(notes, "")
+    if few := study.plan.too_few(len(left), len(members), study.pooled):
+        return Objections(notes, f"{few}. Leave the others out with study.sites, or ask them to change their rules.")
+    line = timeline(study.method, study.plan.rounds, study.plan.score_every)
+    try:
+        check_annotation(study, federation, left)
+        admitted(study, line, expected_roster(study, federation, left))
+    except StudyError as error:
+        return Objections(notes, f"{error} Left out: {', '.join(sorted(out))}.")
+    return Objections(notes, "")
+
+
+def _notes(
+    rules: Rules, study: Study, federation: Federation, members: Sequence[SiteName], out: set[SiteName]
+) -> Iterator[str]:
+    """In words; `out` gets the sites that would not take part."""
     with TemporaryDirectory() as folder:
         put_rules(rules, Path(folder), study)
         for site in sorted(rules.keys() & {*members, *study.plan.leave_out}):
@@ -73,6 +103,7 @@ def objections(rules: Rules, study: Study) -> Iterator[str]:
                 hospital.study(study.to_toml())
                 policy_in(place, study, site).check(study, len(federation.sites[site].cases))
             except (PermissionError, Refused) as error:
+                out.add(site)
                 yield f"{site} would be left out: {error}"
                 continue
             trains = site in members and not study.pooled  # guests, and sites of pooled training, are only scored
@@ -99,7 +130,7 @@ def runs_under(rules: Rules, runs: Path) -> Path:
     for site in sorted(rules):
         decision = rules[site].decision
         digest.update(site.encode() + rules[site].settings + (decision.verdict.encode() if decision else b""))
-    return runs / f"policy-{digest.hexdigest()[:8]}"
+    return runs / f"{UNDER_RULES}{digest.hexdigest()[:8]}"
 
 
 def put_rules(rules: Rules, run: Path, study: Study) -> None:

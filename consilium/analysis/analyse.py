@@ -27,9 +27,9 @@ from consilium.analysis import (
 )
 from consilium.analysis.finding import Finding, Options, Say
 from consilium.analysis.opening import Runs
-from consilium.errors import StudyError, UserError
+from consilium.errors import StudyError
 from consilium.fields import nearest
-from consilium.files import write_json
+from consilium.files import write_json, writing_into
 from consilium.reports.grouping import groups
 from consilium.reports.relationships import has_relationships
 from consilium.reports.style import to_bytes
@@ -64,6 +64,9 @@ def analyse(
         raise StudyError(f"there is no site '{options.site}'; the runs have {', '.join(known)}.")
     chosen = list(dict.fromkeys(what)) or [name for name, analysis in ANALYSES.items() if analysis.suits(runs)]
     files: list[Path] = []
+    if to is not None:
+        with writing_into(to):
+            pass  # a place that cannot be used is refused before hours of work
     for name in chosen:
         for finding in ANALYSES[name].make(runs, options, say):
             mark = f"-{finding.run.name}" if to and finding.run and len(runs.paths) > 1 else ""
@@ -86,15 +89,10 @@ def write(analysis: str, finding: Finding, folder: Path, mark: str = "") -> list
         "figures": [f"{name}{mark}.svg" for name in finding.figures],
         **finding.numbers,
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         for path, data in files.items():
             path.write_bytes(data)
         write_json(facts, folder / f"{finding.name}{mark}.json")
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {folder}: {error.strerror or error}; choose another place with --to."
-        ) from error
     return [*files, folder / f"{finding.name}{mark}.json"]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ from consilium.audit.signals import CaseKey, Populations, Signal, populations, s
 from consilium.audit.statistics import OPEN, OVER, UNDER, Power, bar_in_words
 from consilium.audit.tables import markdown
 from consilium.audit.targets import Target, targets_of
-from consilium.errors import RunError, UserError
-from consilium.files import write_json
+from consilium.errors import RunError
+from consilium.files import write_json, writing_into
 from consilium.randomness import derive
 from consilium.reports.style import to_bytes
 from consilium.weights import SiteName
@@ -197,8 +196,7 @@ def write_audit(found: Audit, to: Path | None = None) -> list[Path]:
     """The files of an audit: figures as JSON, a table in Markdown, figure S5; into `audit/` of the run, or `to`."""
     folder, facts = found.run.path / FOLDER if to is None else to, found.to_json()
     files = [folder / FILE, folder / "audit.md"]
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         write_json(facts, files[0])
         files[1].write_text(markdown(facts), encoding="utf-8")
     return [*files, *write_uncertainty([facts], folder)]
@@ -210,8 +208,7 @@ def write_uncertainty(audits: Sequence[Mapping[str, Any]], folder: Path) -> list
         return []
     figure = uncertainty_figure(audits)
     files = {folder / "uncertainty.svg": to_bytes(figure, "svg"), folder / "uncertainty.png": to_bytes(figure, "png")}
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         for path, data in files.items():
             path.write_bytes(data)
     return list(files)
@@ -223,18 +220,7 @@ def write_inversion(path: Path, to: Path | None = None) -> list[Path]:
     torch.set_num_threads(run.study.local.threads)
     tries = invert(run)
     folder, figure = run.path / FOLDER if to is None else to, inversion_figure(tries)
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         (folder / "inversion.png").write_bytes(to_bytes(figure, "png"))
         write_json([one.to_json() for one in tries], folder / "inversion.json")
     return [folder / "inversion.png", folder / "inversion.json"]
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {folder}: {error.strerror or error}; choose another place with --to."
-        ) from error

@@ -71,6 +71,10 @@ def check(
         folder = to
     elif to is not None:
         raise StudyError("--to needs --fix; add --fix or leave --to out.")
+    if page is not None:
+        from consilium.reports.rendering import check_page_place
+
+        check_page_place(page, DataError)
     finding = _checked(folder, study, workers)
     if counts is not None:
         from consilium.files import write_json

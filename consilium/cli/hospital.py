@@ -180,8 +180,11 @@ def clean(
     """
     from consilium.federation.cleaning import of_hospital, of_server, remove
     from consilium.federation.forecasting import size_text
+    from consilium.federation.supervisor import kit_of
     from consilium.hospital import read_hospital
 
+    if kit is not None:
+        kit_of(kit, "server" if hospital is None else "site")
     if hospital is not None or kit is None:
         found = of_hospital(read_hospital(hospital or SETTINGS), kit, older)
     elif older is not None:

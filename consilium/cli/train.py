@@ -88,7 +88,8 @@ def run(
     rules = read_rules(policy or [], loaded)
     notes = [found.note for found in rules.values() if found.note]
     if dry:
-        _dry_run(loaded, runs_under(rules, runs), workers, as_json, [*notes, *objections(rules, loaded)])
+        said = objections(rules, loaded)
+        _dry_run(loaded, runs_under(rules, runs), workers, as_json, [*notes, *said.notes], said.refused)
         return
     device_here = pick_device(loaded.local.device, 0)  # refuse what is not there before anything is written
     if loaded.local.compile:
@@ -138,12 +139,12 @@ def _page(run: Path, progress: ProgressDisplay, silent: bool) -> Iterator[None]:
         yield
 
 
-def _dry_run(study: Study, runs: Path, workers: int | None, as_json: bool, notes: Sequence[str]) -> None:
+def _dry_run(study: Study, runs: Path, workers: int | None, as_json: bool, notes: Sequence[str], refused: str) -> None:
     from consilium.dry_run import dry_run
     from consilium.inputs import place_of
 
     found = dry_run(study, place_of(study, runs).path, workers)
-    found = replace(found, notes=(*found.notes, *notes))
+    found = replace(found, notes=(*found.notes, *notes), refused=found.refused or refused)
     if as_json:
         typer.echo(json.dumps(found.to_json(), allow_nan=False))
     else:

@@ -153,7 +153,10 @@ def evaluate(
     from consilium.evaluation import evaluate_on
     from consilium.finished_run import open_run
     from consilium.reports.evaluation_page import show_evaluation, write_evaluation_page
+    from consilium.reports.rendering import check_page_place
 
+    if page is not None:
+        check_page_place(page, DataError)
     opened = open_run(run)
     predictor = opened.predictor(site)
     if mirrored:

@@ -13,7 +13,7 @@ from consilium.export.models import Model, Released
 from consilium.methods import METHODS
 from consilium.reports.reading import RunView
 from consilium.scores.means import MEAN, ByCase
-from consilium.scores.rows import EMPTY, ScoreRow
+from consilium.scores.rows import EMPTY, ScoreRow, bounds_of
 from consilium.scores.statistics import interval
 from consilium.scores.views import by_case, matrix, selection
 from consilium.study import Study
@@ -120,14 +120,14 @@ def _scores(rows: Sequence[ScoreRow], model: str, metric: str, study: Study) -> 
     inside = [row for row in rows if not row.outside]
     outside = [replace(row, outside=False) for row in rows if row.outside]
     labels = [MEAN, *study.facts.labels] if len(study.facts.labels) > 1 else [MEAN]
-    found = {}
+    found, bounds = {}, bounds_of(metric)
     for label in labels:
         here, there = (by_case(part, model, metric, label, "test") for part in (inside, outside))
         if here or there:
             found[label] = {
-                "sites": _cells(here),
-                "guests": _cells(there),
-                **({"site_mean": _mean(here)} if here else {}),
+                "sites": _cells(here, bounds),
+                "guests": _cells(there, bounds),
+                **({"site_mean": _mean(here, bounds)} if here else {}),
             }
     return found
 
@@ -137,12 +137,12 @@ def _elsewhere(table: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping
     return table if any(site != owner for owner, row in table.items() for site in row) else {}
 
 
-def _cells(values: ByCase) -> Facts:
-    return {site: {**_mean({site: cases}), "cases": len(cases)} for site, cases in values.items()}
+def _cells(values: ByCase, bounds: tuple[float, float]) -> Facts:
+    return {site: {**_mean({site: cases}, bounds), "cases": len(cases)} for site, cases in values.items()}
 
 
-def _mean(values: ByCase) -> Facts:
-    low, high = interval(values)
+def _mean(values: ByCase, bounds: tuple[float, float]) -> Facts:
+    low, high = interval(values, within=bounds)
     means = [sum(found.values()) / len(found) for found in values.values()]
     return {"value": sum(means) / len(means), "low": low, "high": high}
 

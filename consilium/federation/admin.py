@@ -29,6 +29,7 @@ from consilium.files import read_json, read_line
 from consilium.study import Study, with_plan
 
 TRIES = 5
+SHORTEST = 4  # characters by which a job is named: a variable that is not set must not name the only one
 ONLY_WATCHES = "the server does not let this administrator do that: its kit is for watching only; use a submitter's."
 
 
@@ -133,6 +134,8 @@ class AdminClient:
 
     def named(self, start: str) -> str:
         """The job whose name starts so."""
+        if len(start) < SHORTEST:
+            raise RunError(f"'{start}' is too short for a job's name; give its first {SHORTEST} characters or more.")
         found = [str(job["job_id"]) for job in _patiently(lambda: self.session.list_jobs(id_prefix=start))]
         if not found:
             raise RunError(f"no such job: {start}; `consilium federation status` lists the server's jobs.")
@@ -162,14 +165,19 @@ class AdminClient:
 
     def outcome(self, job: str) -> Mapping[str, Any]:
         """How a job that is over ended: `state` and what was `said`."""
-        for _ in range(10):  # the server writes it into the job's own facts just after the job is over
-            found = self._meta(job).get(OUTCOME)
-            if found:
-                return dict(found)
-            time.sleep(0.5)
+        if found := self._told(job):
+            return found
         with self._results(job) as results:
             facts: Mapping[str, Any] = read_json(results / "outcome.json")
             return facts
+
+    def _told(self, job: str) -> dict[str, Any]:
+        """The outcome in a job's own facts, where the server writes it just after the job is over."""
+        for _ in range(10):
+            if found := self._meta(job).get(OUTCOME):
+                return dict(found)
+            time.sleep(0.5)
+        return {}
 
     def successor(self, job: str) -> str | None:
         """The job as which the run of this one went on, if it did."""
@@ -245,13 +253,13 @@ class AdminClient:
     def resume(self, job: str) -> str:
         """A new job that goes on where the run of this one stands; the server's own, if it goes on by itself."""
         last = self.latest(job)
-        ended = self._meta(last).get(OUTCOME, {})
-        if self.over(last) and ended.get("again"):
-            return self.awaited_successor(last) or last
         if not self.over(last):
             raise RunError(
                 f"the run of job {job} is under way as job {last}; `consilium federation log {last}` shows it."
             )
+        ended = self._told(last)
+        if ended.get("again"):
+            return self.awaited_successor(last) or last
         if ended.get("state") == "finished" and not ended.get("lacks", ended.get("said")):  # 0.2 had no `lacks`
             raise RunError(
                 f"the run of job {job} is finished and lacks nothing: `consilium federation fetch {last}` brings it, "

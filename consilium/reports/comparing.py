@@ -16,6 +16,7 @@ from consilium.reports.reading import Headline, RunView
 from consilium.reports.tables import _ORDER, POOLED, SITE_MEAN, Cell, Column, Comparison, LineKind, TableLine, in_order
 from consilium.run_files.lock import way_on
 from consilium.scores.means import ByCase, ScoreEntry, summarise
+from consilium.scores.rows import bounds_of
 from consilium.scores.statistics import interval, paired
 from consilium.scores.views import by_case, matrix
 
@@ -106,7 +107,7 @@ def site_mean_interval(run: RunView, about: Headline) -> tuple[float, float] | N
     again = statistics.fmean(statistics.fmean(found.values()) for found in cases.values())
     if abs(again - site_mean) > 1e-6:
         return None
-    return interval(cases)
+    return interval(cases, within=bounds_of(about.metric))
 
 
 def difference(run: RunView, other: RunView) -> dict[str, Any] | None:

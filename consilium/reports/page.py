@@ -18,7 +18,7 @@ from consilium.reports.grouping import Group, groups, once
 from consilium.reports.labels import label_tables, site_tables
 from consilium.reports.leaks import LeakPage
 from consilium.reports.reading import RunView, flat, settings
-from consilium.reports.rendering import unplaced, write_html
+from consilium.reports.rendering import check_page_place, unplaced, write_html
 from consilium.reports.table_formats import difference_grid
 from consilium.reports.tables import SITE_MEAN, Comparison, TableLine, called
 
@@ -39,6 +39,7 @@ def write_page(
     """Write the report; a section without data is left out, and the file appears whole or not at all."""
     if not runs:
         raise RunError("there is no run to report on; name at least one run folder.")
+    check_page_place(to, RunError)
     write_html("page.html", _content(once(runs), overlays, title, leaks), to, RunError)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from consilium.errors import RunError, not_a_run
 from consilium.files import read_line
 from consilium.legacy import current_study, reject_other_format
+from consilium.run_files import UNDER_RULES
 from consilium.scores.means import MEAN, ScoreEntry, summarise, with_label_mean
 from consilium.scores.rows import ScoreRow, check_rows, read_rows
 from consilium.scores.summary import unscored
@@ -204,14 +205,19 @@ def read_run(folder: Path) -> RunView:
 
 
 def run_folders(named: Iterable[Path]) -> list[Path]:
-    """The folders as named, without what lies beside them: a shell's `runs/*` names suites and MLflow's store too."""
+    """The folders as named, without what lies beside them.
+
+    A shell's `runs/*` also names suites, folders of runs under rules, and MLflow's store.
+    """
     folders = list(named)
     return [path for path in folders if not _is_beside(path)] or folders
 
 
 def _is_beside(path: Path) -> bool:
-    suite = (path / "choices.json").exists() and not (path / "study.toml").exists()
-    return suite or path.name == MLFLOW_STORE
+    if path.name == MLFLOW_STORE:
+        return True
+    kept = (path / "choices.json").exists() or path.name.startswith(UNDER_RULES)
+    return kept and not (path / "study.toml").exists()
 
 
 def settings(run: RunView) -> dict[str, Any]:

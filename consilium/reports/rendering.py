@@ -32,13 +32,18 @@ def shared_text(name: str) -> str:
 
 def write_html(template: str, content: Mapping[str, Any], to: Path, refused: type[UserError]) -> None:
     """Write a page; the file appears whole or not at all."""
-    if to.is_dir():
-        raise refused(f"{to} is a folder; name a file for the page, such as {to / 'page.html'}.")
+    check_page_place(to, refused)
     script = shared_text("page.js")
     seal = b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run on the page
     page = _environment().get_template(template).render(**content, version=__version__, script=script, seal=seal)
     to.parent.mkdir(parents=True, exist_ok=True)
     write_text(with_contents(page), to)
+
+
+def check_page_place(to: Path, refused: type[UserError]) -> None:
+    """Refuse a folder; before the work that the page tells of, where that takes long."""
+    if to.is_dir():
+        raise refused(f"{to} is a folder; name a file for the page, such as {to / 'page.html'}.")
 
 
 @cache

@@ -69,6 +69,11 @@ def range_of(metric: str) -> tuple[float, float, bool] | None:
     return (*RANGES[name], name in _DISTANCES) if name in RANGES else None
 
 
+def bounds_of(metric: str) -> tuple[float, float]:
+    """The lowest and highest value a metric can have; without end of a metric that nobody knows."""
+    return (range_of(metric) or (-math.inf, math.inf))[:2]
+
+
 def write_rows(rows: Iterable[ScoreRow]) -> str:
     """CSV lines without the header; floats by repr, so that they come back exactly."""
     rows = list(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,18 @@ _SLICE = re.compile(r"#\d+$")  # of a case that is a slice of a volume
 Values = Sequence[float] | Mapping[str, float]  # of one site; with the names of cases, slices of a volume stay together
 
 
-def interval(values: Mapping[str, Values], seed: int = 0, draws: int = 2000) -> tuple[float, float]:
+def interval(
+    values: Mapping[str, Values],
+    seed: int = 0,
+    draws: int = 2000,
+    within: tuple[float, float] = (-math.inf, math.inf),
+) -> tuple[float, float]:
     """95 % percentile bootstrap interval of the site mean, cases resampled within each site.
 
     Slices of one volume are drawn together: they are one patient. A site with one case has no spread of its own and
-    takes that of the other sites' cases.
+    takes that of the other sites' cases; that may leave the score's range, so the interval ends `within` it.
     """
-    low, high = np.percentile(_resampled(values, seed, draws), [2.5, 97.5])
+    low, high = np.percentile(_resampled(values, seed, draws), [2.5, 97.5]).clip(*within)
     return float(low), float(high)
 
 

@@ -138,6 +138,9 @@ def run_suite(
     check(suite)
     home = runs / suite.name
     home.mkdir(parents=True, exist_ok=True)
+    chosen = home / "choices.json"  # written at once, so that the folder is known as a suite's
+    gone = failed_before(chosen)
+    write_choices(suite, choose_all(suite, rows(suite), runs, gone), chosen, gone)
     clock = SuiteClock()
     if estimated:
         to_do = [found.planned for found in outlook(path, runs, only, seeds) if found.state != "done"]
@@ -147,9 +150,9 @@ def run_suite(
         for row in mine:
             for planned in trials(suite, row):
                 session.run(planned)
-        gone = session.gone | (failed_before(home / "choices.json") - session.seen)  # of rows that `only` leaves out
+        gone = session.gone | (failed_before(chosen) - session.seen)  # of rows that `only` leaves out
         choices = choose_all(suite, rows(suite), runs, gone)
-        write_choices(suite, choices, home / "choices.json", gone)
+        write_choices(suite, choices, chosen, gone)
         if STATE in names(suite.choose) and any(choice.chosen is None for choice in choices):
             watcher.say(f"'{STATE}' is chosen for all methods at once: that waits until every method has been tried")
         for planned in _finals(suite, [c for c in choices if c.row in mine]):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium.errors import RunError, UserError
+from consilium.run_files import UNDER_RULES
 from consilium.run_files.lock import LOCK
 from consilium.watching.sources import RunSource
 from consilium.wording import command
@@ -36,7 +37,7 @@ class RunLine:
 def list_runs(place: Path) -> list[RunLine]:
     """Every run of a folder, also one folder further down, by name; those under hospitals' rules have one more."""
     near = [file.parent for file in place.glob("*/study.toml")]
-    far = [file.parent for further in ("*/*", "*/policy-*/*") for file in place.glob(f"{further}/study.toml")]
+    far = [file.parent for further in ("*/*", f"*/{UNDER_RULES}*/*") for file in place.glob(f"{further}/study.toml")]
     found = sorted({*near, *filter(_started, far)})
     if not found:
         raise _no_runs(place)

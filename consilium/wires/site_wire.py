@@ -116,20 +116,16 @@ class SiteWire(ABC):
         out: Mapping[SiteName, str],
     ) -> None:
         """Refuse to begin with too few of the sites that a study names."""
-        least = self.study.plan.least_to_begin(len(named))
-        if len(members) >= least and not self.study.pooled:
+        few = self.study.plan.too_few(len(members), len(named), self.study.pooled)
+        if not few:
             return
         told = "\n".join(
             f"site '{name}' cannot take part: {why.removesuffix('.')}." for name, why in sorted(out.items())
         )
-        need = "pooled training needs all of them" if self.study.pooled else f"a run begins with at least {least}"
         all_absent = all(answers[name].head.error in ABSENT for name in out)
         kind = WireError if all_absent else StudyError
         remedy = "Start them, or leave" if all_absent else "Mend that, or leave"
-        raise kind(
-            f"{told}\n{len(members)} of {len(named)} sites are left, and {need} ([study] quorum, min_sites). {remedy} "
-            "them out with study.sites."
-        )
+        raise kind(f"{told}\n{few}. {remedy} them out with study.sites.")
 
     def _check_labels(self, drawn: Collection[str], out: Mapping[SiteName, str]) -> None:
         """Every label must be drawn by someone who is left."""

@@ -90,8 +90,10 @@ def test_mistakes_are_sentences(finished: Mapping[str, Path], tmp_path: Path) ->
     with pytest.raises(RunError, match="is not a run"):
         analyse([tmp_path])
     (tmp_path / "file").touch()
+    told: list[str] = []
     with pytest.raises(UserError, match="choose another place with --to"):
-        analyse([finished["fedavg"]], ["gallery"], tmp_path / "file")
+        analyse([finished["fedavg"]], ["gallery"], tmp_path / "file", say=told.append)
+    assert told == []  # nothing was computed in vain
 
 
 def test_an_unfinished_run_names_resume(finished: Mapping[str, Path], tmp_path: Path) -> None:

@@ -174,6 +174,12 @@ def test_new_cases_are_scored_with_intervals_and_a_page(finished: Finished, fede
     assert "The cases with the worst Dice" in page and "bea" in page and "ada" not in page
 
 
+def test_a_page_that_is_a_folder_is_refused_before_anything_is_scored(
+    finished: Finished, federation: Path, tmp_path: Path
+) -> None:
+    refused(call("evaluate", finished("fedavg"), federation, "--page", tmp_path), "is a folder; name a file")
+
+
 def test_one_case_has_no_interval() -> None:
     """Of one case at each of two sites only their mean has a spread; it says how far the two lie apart."""
     cases = [ScoredCase(site, "1", "global", (CaseScore("blob", "dice", value),)) for site, value in SEEN]

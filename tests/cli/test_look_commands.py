@@ -124,12 +124,13 @@ def test_compare_prints_a_table(finished: Finished) -> None:
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_what_lies_beside_run_folders_is_passed_over(command: str, finished: Finished, tmp_path: Path) -> None:
     """A shell writes all of it for `runs/*`."""
-    suite, store = tmp_path / "tiny", tmp_path / "mlflow.db"
+    suite, store, ruled = tmp_path / "tiny", tmp_path / "mlflow.db", tmp_path / "policy-0123abcd"
     suite.mkdir()
     (suite / "choices.json").write_text("{}")
+    (ruled / "toy-fedavg-s0").mkdir(parents=True)
     store.touch()
     page = ["--to", tmp_path / "page.html"] if command == "report" else ["--json"]
-    done = call(command, suite, finished("fedavg"), store, *page)
+    done = call(command, suite, finished("fedavg"), store, ruled, *page)
     assert done.status == 0
     if command == "compare":
         assert [row["run"] for row in done.document["rows"]] == [finished("fedavg").name]

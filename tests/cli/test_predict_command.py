@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
 from PIL import Image
 
+from consilium import prediction
 from tests.cli.terminal import call, refused
 
 Finished = Callable[[str], Path]
@@ -97,6 +99,43 @@ def test_images_of_one_name_in_two_folders(finished: Finished, grey: Path, tmp_p
     shutil.copy(grey, twin)
     call("predict", finished("fedavg"), grey, twin, "--to", tmp_path / "out")
     assert [Path(row["prediction"]).name for row in table(tmp_path / "out")] == ["in_odd.png", "other_odd.png"]
+
+
+def test_masks_that_are_no_predictions_are_never_replaced(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    """In a site's folder a mask has its image's name: one wrong `--to` would destroy what an expert drew."""
+    drawn = tmp_path / "labels/odd.png"
+    drawn.parent.mkdir()
+    shutil.copy(grey, drawn)
+    before = drawn.read_bytes()
+    refused(call("predict", finished("fedavg"), grey, "--to", drawn.parent), "already has odd.png", "another folder")
+    assert [path.name for path in drawn.parent.iterdir()] == ["odd.png"]
+    assert drawn.read_bytes() == before
+
+
+def test_a_prediction_is_replaced_by_the_next(finished: Finished, grey: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert call("predict", finished("fedavg"), grey, "--to", tmp_path / "out").status == 0
+
+
+def test_an_interrupted_prediction_can_be_repeated(
+    finished: Finished, grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there is listed, so that it is known to be a prediction."""
+    shutil.copy(grey, grey.with_name("second.png"))
+    written = prediction.write_mask
+
+    def interrupted(mask: Any, picture: Any, out: Path) -> Path:
+        if out.name == "second.png":
+            raise KeyboardInterrupt
+        return written(mask, picture, out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prediction, "write_mask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prediction.predict(finished("fedavg"), [grey.parent], tmp_path / "out")
+    assert [Path(row["image"]).name for row in table(tmp_path / "out")] == ["odd.png"]
+    assert call("predict", finished("fedavg"), grey.parent, "--to", tmp_path / "out").status == 0
+    assert [Path(row["image"]).name for row in table(tmp_path / "out")] == ["odd.png", "second.png"]
 
 
 def test_images_that_differ_in_their_format_alone(finished: Finished, grey: Path, tmp_path: Path) -> None:

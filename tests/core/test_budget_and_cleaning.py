@@ -79,6 +79,7 @@ def test_only_what_nobody_used_for_long_is_removed_and_only_when_asked(
     stays = {"done-s0-4/left.jsonl": 100, "left.jsonl": 500, "key": 500, "errors.log": 500, "review/a.toml": 500}
     made(tmp_path / "m", {**old, **young, **kept, **done, **stays})
     made(tmp_path / "kit", {f"{JOB}/log.txt": 50, "startup/client.key": 500})
+    kit(tmp_path / "kit", "bea", "site")
     asked = ["clean", "--hospital", str(rules), "--kit", str(tmp_path / "kit")]
     assert command(*asked) == 0
     told = capsys.readouterr().out
@@ -112,11 +113,16 @@ def test_the_settings_of_the_folder_are_taken_where_nothing_is_named(
     assert "old-s0-1" in capsys.readouterr().out
 
 
-def server_job(kit: Path, meta: str) -> None:
+def kit(folder: Path, name: str, role: str) -> None:
+    (folder / "consilium.json").write_text(json.dumps({"name": name, "role": role}))
+
+
+def server_job(folder: Path, meta: str) -> None:
     """Files of a job fifty days old, and what the server's store says of it."""
-    made(kit, {f"{JOB}/log.txt": 50, f"jobs/{JOB}/workspace": 50, f"jobs/{JOB}/meta": 50})
-    (kit / f"jobs/{JOB}/meta").write_text(meta)
-    os.utime(kit / f"jobs/{JOB}/meta", (0, 0))
+    made(folder, {f"{JOB}/log.txt": 50, f"jobs/{JOB}/workspace": 50, f"jobs/{JOB}/meta": 50})
+    kit(folder, "server", "server")
+    (folder / f"jobs/{JOB}/meta").write_text(meta)
+    os.utime(folder / f"jobs/{JOB}/meta", (0, 0))
 
 
 def test_a_server_keeps_its_runs_unless_they_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +135,14 @@ def test_a_server_keeps_its_runs_unless_they_are_named(tmp_path: Path, capsys: p
     assert (tmp_path / "runs/a-s0-1/study.toml").exists()
     assert command("clean", "--kit", str(tmp_path), "--older", "30", "--runs", "--yes") == 0
     assert not (tmp_path / "runs/a-s0-1").exists()
+
+
+def test_a_kit_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a nightly job nobody would notice that nothing is ever removed."""
+    assert command("clean", "--kit", str(tmp_path / "nope"), "--older", "3") == 2
+    assert "is not a kit" in capsys.readouterr().err
+    assert command("clean", "--hospital", str(hospital(tmp_path)), "--kit", str(tmp_path / "nope")) == 2
+    assert "is not a kit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("meta", ['{"status": "RUNNING"}', '{"status": "SUBMITTED"}', "{", "[]"])

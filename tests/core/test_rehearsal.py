@@ -100,7 +100,7 @@ def test_code_lies_beside_the_real_rules(same: bool, federation: Path, tmp_path:
     if not same:
         steps[1].write_text("def same(array, spacing):\n    return 2 * array\n")
     rules = hospital(steps[1].parent, limits=f'code = ["{allowed}"]')
-    said = list(objections(read_rules([rules], study), study))
+    said = list(objections(read_rules([rules], study), study).notes)
     folder = rehearse(study, rules, tmp_path / "runs")
     assert ["its hash is another" in line for line in said] == ([] if same else [True])
     assert [event["site"] for event in events(folder, "left out")] == ([] if same else ["bea"])
@@ -120,12 +120,17 @@ def test_who_is_left_must_be_enough(changes: dict[str, Any], why: str, federatio
     with pytest.raises(StudyError) as error:
         rehearse(study, hospital(tmp_path, labels='["cup"]'), tmp_path / "runs")
     assert why in str(error.value)
+    rules = read_rules([hospital(tmp_path, labels='["cup"]')], study)
+    assert why.partition(". Left out")[0] in objections(rules, study).refused  # a dry run says so too
 
 
 def test_who_is_left_must_draw_every_label(organs: Path, tmp_path: Path) -> None:
     study = toy_study(organs, data__annotated={"cid": ["round"]})
     with pytest.raises(StudyError, match="no site that is left annotates 'square'; left out: bea: "):
         rehearse(study, hospital(tmp_path, labels='["cup"]'), tmp_path / "runs")
+    said = objections(read_rules([hospital(tmp_path, labels='["cup"]')], study), study).refused
+    assert "no site that trains annotates 'square'" in said
+    assert said.endswith("Left out: bea.")
 
 
 @pytest.mark.parametrize("limits", ["", 'refused = ["fedavg"]'])
@@ -188,6 +193,11 @@ def test_a_dry_run_says_what_the_rules_would(federation: Path, tmp_path: Path) -
         ({"limits": "layers = 1"}, "bea would be left out: "),
     ):
         assert any(why in note for note in tried(**rules).document["notes"]), rules
+    (tmp_path / "study.toml").write_text(toy_study(federation, study__rounds=3, study__sites=["ada", "bea"]).to_toml())
+    told = tried(labels='["cup"]')
+    assert told.status == 2
+    for said in (told.err, told.document["refused"]):
+        assert "1 of 2 sites are left, and a run begins with at least 2" in said
     refused(tried(limits="rounds = -1"), "[limits] rounds = -1")
     refused(tried(limits="bites = 1"), "bites")
     refused(call("run", tmp_path / "study.toml", "--dry-run", "--policy", tmp_path / "no.toml"), "cannot read")
@@ -200,7 +210,7 @@ def test_a_hospital_counts_its_whole_table_and_is_asked_nothing_after_a_refusal(
     needed = sum(SIZES["bea"]) * 16 * 16 * (4 + 1)  # bytes of the cases of all splits, with their masks
 
     def said(limits: str) -> list[str]:
-        return list(objections(read_rules([hospital(tmp_path, limits=limits)], study), study))
+        return list(objections(read_rules([hospital(tmp_path, limits=limits)], study), study).notes)
 
     assert said(f"cache_bytes = {needed}") == []
     why = f"[limits] cache_bytes = {needed - 1}, and the preprocessed images take {needed}."
@@ -211,7 +221,7 @@ def test_a_guest_is_asked_for_no_rounds(federation: Path, tmp_path: Path) -> Non
     rules = hospital(tmp_path, limits="rounds = 1\nscorings = 1")
     for guest, words in ((["bea"], ["scorings"]), ([], ["rounds", "scorings"])):
         study = toy_study(federation, study__leave_out=guest)
-        said = list(objections(read_rules([rules], study), study))
+        said = list(objections(read_rules([rules], study), study).notes)
         assert [any(f" {word}, hospital.toml" in line for line in said) for word in words] == [True] * len(words)
         assert len(said) == len(words)
 
@@ -220,12 +230,12 @@ def test_only_what_a_site_is_asked_for_can_end_it(federation: Path, tmp_path: Pa
     """In pooled training another site makes the updates; a site that the study does not name is asked for nothing."""
     rules = hospital(tmp_path, limits="rounds = 1\nscorings = 100")
     pooled = toy_study(federation, "pooled")
-    assert list(objections(read_rules([rules], pooled), pooled)) == []
+    assert objections(read_rules([rules], pooled), pooled).notes == ()
     path = rehearse(pooled, rules, tmp_path / "runs").path
     assert {event["event"] for event in RunFolder.open(path).events()} & {"lost", "unscored"} == set()
     others = toy_study(federation, study__sites=["ada", "cid"])
     forbidding = hospital(tmp_path, limits='methods = ["fedprox"]\nscorings = 1')
-    assert list(objections(read_rules([forbidding], others), others)) == []
+    assert objections(read_rules([forbidding], others), others).notes == ()
 
 
 def test_rehearsals_are_compared_with_each_other_and_with_plain_runs(federation: Path, tmp_path: Path) -> None:

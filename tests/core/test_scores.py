@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from consilium.errors import RunError
 from consilium.scores.means import summarise, with_label_mean
-from consilium.scores.rows import COLUMNS, ScoreRow, read_rows, write_rows
+from consilium.scores.rows import COLUMNS, ScoreRow, bounds_of, read_rows, write_rows
 from consilium.scores.statistics import interval, paired
 from consilium.scores.summary import joint_best, run_summary
 from consilium.scores.views import by_case, matrix, selection
@@ -162,6 +162,15 @@ def test_a_site_with_one_case_takes_the_spread_of_the_others() -> None:
     low, high = interval({"a": [0.0, 1.0], "b": [0.5]})
     assert (low, high) == pytest.approx((0.25 - math.sqrt(2) / 4, 0.75 + math.sqrt(2) / 4))
     assert interval({"a": [0.2], "b": [0.4]}) == pytest.approx((0.3 - 0.1 * math.sqrt(2), 0.3 + 0.1 * math.sqrt(2)))
+
+
+def test_an_interval_stays_within_the_range_of_its_score() -> None:
+    """The borrowed spread would leave it: an accuracy below 0."""
+    cases = {"a": [0.0, 1.0], "b": [0.0], "c": [0.0]}
+    assert interval(cases)[0] < 0
+    assert interval(cases, within=bounds_of("accuracy")) == (0.0, interval(cases)[1])
+    assert bounds_of("hd95") == (0.0, math.inf)
+    assert bounds_of("nothing known") == (-math.inf, math.inf)
 
 
 def test_paired_differences_use_the_common_cases() -> None:

@@ -71,14 +71,15 @@ def test_a_job_that_the_server_does_not_have_is_said() -> None:
         admin.state("nojob")
 
 
-JOBS = ("3f1c0a52-0000-4000-8000-000000000001", "3f9d7e10-0000-4000-8000-000000000002")
+JOBS = ("3f1c0a52-0000-4000-8000-000000000001", "3f1c7e10-0000-4000-8000-000000000002")
 
 
 def asked_by_start(id_prefix: str) -> list[dict[str, str]]:
+    """As NVIDIA FLARE answers: all jobs where nothing is asked for."""
     return [{"job_id": job} for job in JOBS if job.startswith(id_prefix)]
 
 
-@pytest.mark.parametrize("given", ["3f1", "3f1c0a52", JOBS[0]])
+@pytest.mark.parametrize("given", ["3f1c0", "3f1c0a52", JOBS[0]])
 def test_a_job_may_be_named_by_the_start_of_its_name(given: str) -> None:
     admin = AdminClient(SimpleNamespace(list_jobs=asked_by_start), ("ada",))  # type: ignore[arg-type]
     assert admin.named(given) == JOBS[0]
@@ -87,8 +88,10 @@ def test_a_job_may_be_named_by_the_start_of_its_name(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("3f", "'3f' is the start of 2 jobs: 3f1c0a52-.*, 3f9d7e10-.*; give more of the name"),
-        ("7", "no such job: 7; .*"),
+        ("3f1c", "'3f1c' is the start of 2 jobs: 3f1c0a52-.*, 3f1c7e10-.*; give more of the name"),
+        ("7777", "no such job: 7777; .*"),
+        ("", "'' is too short for a job's name; give its first 4 characters or more"),
+        ("3f1", "'3f1' is too short"),
     ],
 )
 def test_a_start_that_names_no_job_or_several_is_said(given: str, said: str) -> None:

@@ -144,6 +144,19 @@ def test_a_job_is_resumed_only_if_its_run_lacks_something() -> None:
         assert admin.resume("one") == "two"
 
 
+def test_a_finished_job_is_not_resumed_before_the_server_has_said_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is over a moment before its outcome stands in its facts."""
+    told = [{"status": "FINISHED:COMPLETED"}] * 3 + [
+        {"status": "FINISHED:COMPLETED", OUTCOME: {"state": "finished", "said": "", "lacks": []}}
+    ]
+    session = SimpleNamespace(
+        get_job_meta=lambda job: told.pop(0) if told[1:] else told[0], clone_job=lambda job: "two"
+    )
+    monkeypatch.setattr("consilium.federation.admin.time.sleep", lambda seconds: None)
+    with pytest.raises(RunError, match="finished and lacks nothing"):
+        AdminClient(session, ()).resume("one")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("words", "told"), [([], 2), (["--quiet"], 0)])
 def test_a_trial_says_what_it_does(
     words: list[str], told: int, federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -250,6 +250,23 @@ def test_a_row_with_a_failed_candidate_stays_while_others_are_run(
     assert json.loads((tmp_path / "runs/toys/choices.json").read_text())["failed"] == []
 
 
+def test_a_suite_that_is_training_is_known_by_its_folder(
+    tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`compare runs/*` passes it over, hours before its first table."""
+    seen = []
+
+    def scores(study: Study) -> tuple[Scores, Scores]:
+        seen.append(json.loads((tmp_path / "runs/toys/choices.json").read_text())["rows"])
+        return flat(0.4), flat(0.4)
+
+    suite = write_suite(tmp_path, federation, 'methods = ["fedavg"]', '[choose]\n"local.lr" = [0.1, 0.01]')
+    fake(monkeypatch, scores)
+    run_suite(suite, tmp_path / "runs")
+    assert [[t["valid_site_mean"] for t in row["tried"]] for row in seen[0]] == [[None, None]]
+    assert len(seen) == 2
+
+
 def test_choices_that_cannot_be_read_are_to_be_removed(
     tmp_path: Path, federation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
