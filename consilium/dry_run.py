@@ -137,6 +137,10 @@ def dry_run(study: Study, folder: Path, workers: int | None = None) -> DryRun:
     check_size(study)
     line = timeline(study.method, study.plan.rounds, study.plan.score_every)
     notes = admitted(study, line, expected_roster(study, federation, members))
+    if study.local.threads > (cores := default_workers()):
+        notes.append(
+            f"[local] threads = {study.local.threads}: this machine has {counted(cores, 'core')}; more is slow"
+        )
     device, why, refused = device_of(study.local.device)
     times = tried_times(study, device)
     sites, guests = _sites(study, federation, times)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from consilium.errors import StudyError
 from consilium.fields import check_below_one, check_choices, check_from_zero
 
+THREADS = 256
+
 
 @dataclass(frozen=True)
 class Local:
@@ -40,6 +42,8 @@ class Local:
             batchnorm=("average", "local-statistics", "local"),
             optimizer_state=("kept", "fresh"),
         )
+        if self.threads > THREADS:
+            raise StudyError(f"[local] threads = {self.threads}: at most {THREADS}, and more than a core each is slow.")
         for name in ("epochs", "batch_size", "threads", "restart"):
             if getattr(self, name) < 1:
                 raise StudyError(f"[local] {name} = {getattr(self, name)}: it must be at least 1.")

@@ -112,11 +112,16 @@ class UnusableImages(DataError):
         self.done, self.faults = done, faults
 
 
-def open_predictor(run: Path, site: str | None = None) -> tuple[Study, Predictor]:
-    """The best model of a run or an exported package, ready to use; `site` selects one hospital's own model."""
+def open_predictor(run: Path, site: str | None = None, unfinished: bool = False) -> tuple[Study, Predictor]:
+    """The best model of a run or an exported package, ready to use; `site` selects one hospital's own model.
+
+    An unfinished run may lack parts that are made after training, such as FedSM's selector.
+    """
     if is_package(run):
         return open_package(run, site)
     folder = RunFolder.open(run)
+    if not unfinished:
+        folder.check_finished()
     study = folder.study
     if study.local.batchnorm != "average":
         raise StudyError(

@@ -87,7 +87,7 @@ def live_examples(run: Path) -> tuple[tuple[tuple[str, bytes], ...], tuple[tuple
     Captions with SVG pictures, and labels with the colours of their outlines.
     """
 
-    shown = list(examples(*open_predictor(run), split="valid"))
+    shown = list(examples(*open_predictor(run, unfinished=True), split="valid"))
     pictures = tuple(
         (
             f"{one.site}, by the {_called(one.model)}; Dice "

@@ -173,9 +173,12 @@ class RunFolder:
         packet_files.save(self.states.last(method).server, self.path / "last.safetensors", durable=True)
         write_json(summary, self.path / "summary.json")
 
-    def summary(self) -> Mapping[str, Any]:
+    def check_finished(self) -> None:
         if not self.finished:
             raise RunError(f"{self.path} is not finished; {lock.way_on(self.path)}.")
+
+    def summary(self) -> Mapping[str, Any]:
+        self.check_finished()
         facts: Mapping[str, Any] = read_json(self.path / "summary.json")
         return facts
 

@@ -81,7 +81,7 @@ def collect(
     verdicts, history = judged(firewall, history, by_name, active.roster, phase.name, steady)
     replies: dict[SiteName, Any] = {}
     forgot: list[SiteName] = []
-    lost, gone = "", 0
+    lost, gone, failed = "", 0, 0
     for name, (reply, uplink, lost_here) in sorted(came.items()):
         facts = {**place, "site": name}
         active.memory_mb[name] = reply.memory_mb
@@ -91,6 +91,7 @@ def collect(
         if uplink is None or odd:
             lost = odd or lost_here
             gone += reply.packet is None and reply.error != "infinite"
+            failed += reply.error == "failed"
             if reply.error == "memory" and active.study.plan.rejoin:
                 forgot.append(name)
                 events.append(("rejoined", {**facts, "why": lost}))
@@ -103,7 +104,8 @@ def collect(
         active.folder.journal.notes(events)
         rejected = bool(lost) and not gone
         answers = f"{len(replies)} of {len(sent.sizes)} {'answers could be used' if rejected else 'sites answered'}"
-        raise _too_few(active, f"{called(phase, round)}: {answers}", lost, rejected)
+        code = 0 < gone == failed
+        raise _too_few(active, f"{called(phase, round)}: {answers}", lost, rejected, code)
     return RoundReplies(replies, history, events, forgot)
 
 
@@ -121,10 +123,15 @@ def _work(reply: Reply, uplink: Any, size: int, private: bool) -> dict[str, Any]
     }
 
 
-def _too_few(active: ActiveRun, answers: str, lost: str, rejected: bool) -> WorkError:
-    """`lost`: the last reason why a reply could not be used; `rejected`: all of them came."""
+def _too_few(active: ActiveRun, answers: str, lost: str, rejected: bool, code: bool) -> WorkError:
+    """`lost`: the last reason why a reply could not be used; `rejected`: all of them came; `code`: none, it raised."""
     reason = f" (the last reason: {lost})" if lost else ""
-    remedy = _DIVERGED if rejected else f"; when the sites are back, {command('resume', active.folder.path)}."
+    resume = command("resume", active.folder.path)
+    remedy = f"; when the sites are back, {resume}."
+    if code:
+        remedy = f". When that is mended, {resume}; with other code of your own, `consilium run STUDY.toml --again`."
+    if rejected:
+        remedy = _DIVERGED
     return WorkError(
         f"{answers}, but min_sites is {active.study.plan.min_sites}{reason}. Everything before it is saved{remedy}"
     )

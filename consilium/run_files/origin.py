@@ -74,7 +74,7 @@ def differences(run: Path, now: Mapping[str, Any]) -> list[str]:
     found = _site_changes(before.get("sites", {}), sites, bool(code))
     if not found and "members" in now:
         found = _site_changes(before.get("members", {}), now["members"], bool(code))
-    return found + [f"the plug-in file {file} {'is another' if file in new else 'is gone'}" for file in code]
+    return found + [f"the plug-in file {file} {'has changed' if file in new else 'is gone'}" for file in code]
 
 
 def same_site(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> bool:

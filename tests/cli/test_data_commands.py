@@ -222,7 +222,12 @@ def test_import_of_a_folder_says_what_it_paired_and_left_out(tmp_path: Path) -> 
     save_picture(tmp_path / "raw/i/d.png", some(32, 32))
     words = ["--images", "i/{case}.png", "--masks", "m/{case}.png", "--labels", "x", "--values", "255=x"]
     command = ["import", "folder", tmp_path / "raw", "--to", tmp_path / "to", *words]
-    refused(call(*command), "One doubt, so nothing was written", "add --yes to import the 3 other cases", "d.png")
+    refused(
+        call(*command),
+        "One doubt, so nothing was written",
+        "add --yes to import the 3 other cases, as far as they can be read",
+        "d.png",
+    )
     done = call(*command, "--yes")
     assert (done.status, done.out) == (0, f"{tmp_path / 'to'}\n")
     assert done.err.splitlines() == [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from consilium import step_timing
+from consilium import dry_run, step_timing
 from consilium.dry_run import estimated_seconds, time_text, tried_times
 from consilium.methods import METHODS
 from consilium.step_timing import StepTimes
@@ -52,6 +52,15 @@ def test_nothing_is_left_behind(study: Path, tmp_path: Path, monkeypatch: pytest
     assert sorted(tmp_path.rglob("*")) == before
     for word in ("device: ", "steps a round", "phase train: 2 rounds", "memory: ", "disk: ", "time: about "):
         assert word in told.out
+
+
+def test_more_threads_than_cores_are_noted_and_absurd_ones_refused(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "default_workers", lambda: 1)
+    told = call("run", study, "--dry-run", "--runs", tmp_path / "runs", "--set", "local.threads=2")
+    assert "note: [local] threads = 2: this machine has 1 core; more is slow" in told.out
+    refused(call("run", study, "--dry-run", "--set", "local.threads=1000"), "threads = 1000: at most 256")
 
 
 def test_a_device_that_is_not_there_is_named_with_what_would_be_used(study: Path, tmp_path: Path) -> None:

@@ -138,6 +138,17 @@ def test_an_interrupted_prediction_can_be_repeated(
     assert [Path(row["image"]).name for row in table(tmp_path / "out")] == ["odd.png", "second.png"]
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_an_unfinished_run_has_no_model_yet(
+    command: str, finished: Finished, federation: Path, grey: Path, tmp_path: Path
+) -> None:
+    """Of FedSM the personal models may be there, and the selector not."""
+    run = tmp_path / "run"
+    shutil.copytree(finished("fedsm"), run, ignore=shutil.ignore_patterns("summary.json", "*.safetensors"))
+    asked = [grey, "--to", tmp_path / "out"] if command == "predict" else [federation]
+    refused(call(command, run, *asked), "is not finished; continue it with `consilium resume")
+
+
 def test_images_that_differ_in_their_format_alone(finished: Finished, grey: Path, tmp_path: Path) -> None:
     """The mask of odd.bmp is odd.png too, and one must not replace the other."""
     Image.open(grey).save(grey.with_suffix(".bmp"))

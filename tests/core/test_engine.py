@@ -164,6 +164,18 @@ def test_no_answer_at_all_is_an_error(federation: Path, tmp_path: Path) -> None:
         go(counting_study(federation), desk, tmp_path)
 
 
+def test_code_that_fails_everywhere_is_not_told_to_wait_for_sites(federation: Path, tmp_path: Path) -> None:
+    """With other code the run could not be resumed either."""
+
+    def raising(site: str, head: Envelope, reply: Reply) -> Reply:
+        return replace(reply, packet=None, lost="ValueError: no", error="failed")
+
+    with pytest.raises(
+        WorkError, match=r"0 of 3 sites answered.* When that is mended, .*resume.*; with other code .*--again"
+    ):
+        go(counting_study(federation), Desk(SITES, reply=raising), tmp_path)
+
+
 def test_a_training_that_diverges_is_not_told_to_wait_for_sites(federation: Path, tmp_path: Path) -> None:
     """The sites are there; the same study would come to the same answers."""
 

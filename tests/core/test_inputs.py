@@ -152,9 +152,9 @@ def test_an_edited_plug_in_is_noticed_by_run_and_resume(own: Path, plugin: Path,
         run_in_process(mine(own, study__seed=1), tmp_path / "cut", crash_after("round", 1))
     (cut,) = (tmp_path / "cut").iterdir()
     (plugin / file).write_text((plugin / file).read_text() + "# a line more\n")
-    with pytest.raises(RunError, match=f"the plug-in file {file} is another.*--again"):
+    with pytest.raises(RunError, match=f"the plug-in file {file} has changed.*--again"):
         simulation.run(mine(own), runs, workers=0)
-    with pytest.raises(RunError, match=f"the plug-in file {file} is another"):
+    with pytest.raises(RunError, match=f"the plug-in file {file} has changed"):
         simulation.resume(cut, workers=0)
     assert simulation.run(mine(own), runs, workers=0, again=True).folder.name == f"{done.name}-2"
 
@@ -168,7 +168,7 @@ def test_an_edited_preprocessing_step_is_not_taken_for_other_images(own: Path, t
     file.write_text(file.read_text() + "# a line more\n")
     assert differences(done, current_inputs(study)) == [
         *(f"site '{site}' has other images, masks or preprocessing" for site in ("ada", "bea", "cid")),
-        "the plug-in file step.py is another",
+        "the plug-in file step.py has changed",
     ]
 
 

@@ -63,7 +63,7 @@ def test_a_network_and_a_loss(here: Path) -> None:
     consilium("predict", here / "out", here / "data/ada/images/ada000.png", "--to", here / "masks")
     assert (here / "masks/ada000.png").exists()
     changed.write_text(text.replace("** 2", "** 3"))
-    with pytest.raises(RunError, match=r"the plug-in file mine\.py is another"):
+    with pytest.raises(RunError, match=r"the plug-in file mine\.py has changed"):
         simulation.run(load_study(here / "mine.toml"), here / "runs", workers=0)
 
 

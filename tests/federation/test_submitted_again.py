@@ -48,7 +48,7 @@ def test_a_finished_study_is_compared_with_the_data_of_today(
     assert said.startswith(f"this study was finished already, as {folder.path.name}, and was not trained again")
     with monkeypatch.context() as changed:
         changed.setattr("consilium.federation.server_job.code_hashes", lambda _: {"method.py": "other"})
-        with pytest.raises(RunError, match=r"made from something else: the plug-in file method\.py is another"):
+        with pytest.raises(RunError, match=r"made from something else: the plug-in file method\.py has changed"):
             check_finished(study, folder, Direct(study, hospitals))
     table = tmp_path / "data/bea/cases.csv"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))

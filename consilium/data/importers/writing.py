@@ -73,7 +73,7 @@ def write_found(
     sound, divided = _whole_patients(sound, how)
     doubts = [doubt for found in parts for doubt in found.doubts] + doubts + divided
     total = sum(len(found.cases) for found in parts)
-    _refuse(doubts, sound, total, how)
+    _refuse(doubts, sound, total, how, ", as far as they can be read: none was opened yet")
     notes: list[str] = []
     kept: dict[str, list[Case]] = defaultdict(list)
     with new_folder(to, command) as folder:
@@ -127,14 +127,14 @@ def _paired(kept: Mapping[str, Sequence[Case]], sound: Sequence[tuple[RawCase, F
     return lines
 
 
-def _refuse(doubts: Sequence[str], cases: Sequence[object], total: int, how: Writing) -> None:
-    """Stops at doubts that nobody has looked at, and where no case is left."""
+def _refuse(doubts: Sequence[str], cases: Sequence[object], total: int, how: Writing, but: str = "") -> None:
+    """Stops at doubts that nobody has looked at, and where no case is left; `but` ends the sentence."""
     if not cases:
         none = "the only case cannot" if total == 1 else f"none of the {total} cases can"
         raise DataError(f"{none} be used, so nothing was written.{listed(doubts)}")
     if doubts and not how.yes:
         count = f"{len(doubts)} doubts" if len(doubts) > 1 else "One doubt"
-        others = f"{counted(len(cases), 'other case')}.{listed(doubts)}"
+        others = f"{counted(len(cases), 'other case')}{but}.{listed(doubts)}"
         raise DataError(f"{count}, so nothing was written; look, then add --yes to import the {others}")
 
 
