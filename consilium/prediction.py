@@ -29,7 +29,7 @@ from consilium.errors import DataError, RunError, StudyError
 from consilium.export import package
 from consilium.export.package import is_package, open_package
 from consilium.fields import nearest
-from consilium.files import read_json, write_text
+from consilium.files import read_json, write_text, writing_into
 from consilium.hospital import Hospital
 from consilium.local_norm import LocalNorm
 from consilium.machine import pick_device
@@ -217,9 +217,10 @@ def predict_with(
     faults = []
 
     def record() -> None:
-        to.mkdir(parents=True, exist_ok=True)
         write_text(_table(predictions), to / TABLE)
 
+    with writing_into(to):
+        pass  # a place that cannot be used is refused before the work
     try:
         for path, out in zip(paths, outs):
             try:

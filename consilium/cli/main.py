@@ -143,6 +143,9 @@ def _ending(error: BaseException, stopped: bool) -> int:
         where = f" ({error.filename})" if error.filename else ""
         _say(f"{error.strerror}{where}: {_REMEDIES[error.errno]}, then call the command again.")
         return 1
+    if isinstance(error, MemoryError):
+        _say(f"there is not enough memory ({error}): make images, batches or the network smaller.")
+        return 1
     if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
         _say(f"{error.strerror} ({error.filename2 or error.filename}): name another file or folder.")
         return 2

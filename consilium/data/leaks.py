@@ -76,7 +76,7 @@ def of_repeated_masks(seen: SeenFederation) -> Iterator[DataFinding]:
             if other.facts.digest != first.facts.digest:
                 yield seen.about(
                     "warning", "repeated mask", other, f"it is the mask of {first.name} too, whose image is another",
-                    "One of the two images is learned with a wrong mask.", "Find the right mask.", mask=True,
+                    "Unless both truly look so, one image is learned with a wrong mask.", "Look at both.", mask=True,
                 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def latest_run(kit: Path) -> dict[str, Any]:
             facts["rounds"], asides = event.get("rounds", 0), event.get("aside", ())
         elif event["event"] == "round" and event.get("phase") not in asides:
             facts["round"] = event["round"]
-        elif event["event"] == "train":
+        elif event["event"] == "train" and event.get("phase") not in asides:
             facts["sites"][event["site"]] = event["round"]
     return facts
 

@@ -116,7 +116,9 @@ class States:
         told = any(event["event"] == "round" for event in events)
         if (told and not rounds) or (rounds and not events):
             lost = self._folder if told else self._journal.path
-            raise RunError(f"{lost} is missing or empty, but the run has made rounds; restore it, or delete the run.")
+            raise RunError(
+                f"{lost} is missing, empty or cut short, but the run has made rounds; restore it, or delete the run."
+            )
         if not rounds:
             return None
         faults: list[RunError] = []

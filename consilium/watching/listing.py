@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,8 +64,9 @@ def _no_runs(place: Path) -> RunError:
 
 def _line(path: Path, name: str) -> RunLine:
     try:
+        tomllib.loads((path / "study.toml").read_text(encoding="utf-8"))
         status = RunSource(path).status()
-    except UserError:
+    except (UserError, ValueError):
         return RunLine(name, "", "damaged", 0, 0, "", None, "")
     last = status.curve.site_mean[-1] if status.curve.site_mean else None
     facts = (status.method, status.state, status.round, status.rounds, status.curve.metric, last, status.updated)

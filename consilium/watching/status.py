@@ -94,7 +94,7 @@ def status_of(events: Iterable[Event], run: str, state: str) -> RunStatus:
             for name, cases in event["sites"].items():
                 status.sites.setdefault(name, SiteStatus()).cases = cases
         elif what == "train":
-            _train(status, event, told)
+            _train(status, event, told, event["phase"] in asides)
             if event["phase"] not in asides and event.get("loss") is not None:
                 losses.setdefault(event["round"], {})[event["site"]] = event["loss"]
         elif what == "round":
@@ -158,14 +158,16 @@ class _EventLog:
         return list(self._events.values())[-many:]
 
 
-def _train(status: RunStatus, event: Event, told: _EventLog) -> None:
+def _train(status: RunStatus, event: Event, told: _EventLog, aside: bool) -> None:
     verdict = event.get("firewall", {})
     if verdict.get("verdict") == "odd":
         told.add("outlier, merged", event, verdict.get("why", ""))
     site = status.sites.setdefault(event["site"], SiteStatus())
     up, down = event.get("bytes_up") or 0, event.get("bytes_down") or 0
-    site.state, site.why, site.round = "trained", "", event["round"]
-    site.loss = event["loss"] if event.get("loss") is not None else site.loss
+    site.state, site.why = "trained", ""
+    if not aside:  # what is made beside the model, such as a calibration, has rounds and losses of its own
+        site.round = event["round"]
+        site.loss = event["loss"] if event.get("loss") is not None else site.loss
     site.bytes_up, site.bytes_down = site.bytes_up + up, site.bytes_down + down
     site.seconds += event.get("seconds") or 0.0
     status.bytes_up, status.bytes_down = status.bytes_up + up, status.bytes_down + down

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from consilium import simulation
+from consilium.cli.main import main
 from tests.cli.conftest import write_study
 from tests.cli.terminal import Outcome, call, refused
 
@@ -182,6 +183,22 @@ def test_a_disk_that_cannot_be_written_is_no_bug(number: int, remedy: str, finis
     assert "please report" not in refused(done, os.strerror(number), str(tmp_path / "r.html"), remedy, status=1)
 
 
+def test_too_little_memory_is_no_bug(
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of numpy's, which names the size that was asked for."""
+
+    def full(*_: object) -> None:
+        raise MemoryError("Unable to allocate 112. GiB")
+
+    monkeypatch.setattr("consilium.dry_run.dry_run", full)
+    study = write_study(tmp_path / "s.toml", federation)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(study), "--dry-run"])
+    assert ended.value.code == 1
+    assert "there is not enough memory (Unable to allocate 112. GiB): make images" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------ damaged run folders
 
 
@@ -319,12 +336,13 @@ def test_a_file_where_a_folder_must_be_and_the_reverse(finished: Finished, feder
     file = tmp_path / "notes.txt"
     file.write_text("kept")
     for words in (
-        ["predict", finished("fedavg"), federation / "ada/images/ada000.png", "--to", file],
         ["studies", "retina_fedavg", "--to", file],
         ["demo", "--to", file, "--rounds", 1, "-q"],
         ["report", finished("fedavg"), "--to", file / "page.html"],
     ):
         refused(call(*words), f"({file}): name another file or folder.")
+    image = federation / "ada/images/ada000.png"
+    refused(call("predict", finished("fedavg"), image, "--to", file), f"cannot write into {file}: ", "another place")
     assert file.read_text() == "kept"
     done = call("check", federation, "--counts", tmp_path)
     assert done.status == 2 and f"Is a directory ({tmp_path}): name another" in done.err

@@ -112,6 +112,10 @@ def test_masks_that_are_no_predictions_are_never_replaced(finished: Finished, gr
     assert drawn.read_bytes() == before
 
 
+def test_a_place_that_cannot_be_made_is_said(finished: Finished, grey: Path) -> None:
+    refused(call("predict", finished("fedavg"), grey, "--to", "/proc/nothing"), "cannot write into /proc/nothing")
+
+
 def test_a_prediction_is_replaced_by_the_next(finished: Finished, grey: Path, tmp_path: Path) -> None:
     for _ in range(2):
         assert call("predict", finished("fedavg"), grey, "--to", tmp_path / "out").status == 0

@@ -52,6 +52,7 @@ def journal(kit: Path, run: str) -> None:
         *({"event": "train", "round": number, "site": "ada"} for number in (1, 2)),
         {"event": "train", "round": 1, "site": "bea"},
         *({"event": "round", "round": number, "phase": "train"} for number in (1, 2)),
+        {"event": "train", "round": 3, "phase": "calibrate", "site": "ada"},
         {"event": "round", "round": 3, "phase": "calibrate"},
     ]
     text = "".join(checked_line(event) + "\n" for event in events)

@@ -81,6 +81,13 @@ def test_phases_beside_the_papers_rounds_do_not_count_as_rounds() -> None:
     assert (status.round, status.phase, status.seconds_per_round) == (1, "calibrate", 2.0)
 
 
+def test_what_follows_training_changes_no_sites_round_or_loss() -> None:
+    """A calibration sends no loss of training."""
+    after = {**trained("ada", 3, 0.0), "phase": "calibrate"}
+    ada = status_of([*TWO_ROUNDS, after, ended(3, 1.0, "calibrate")], "r", "finished").sites["ada"]
+    assert (ada.round, ada.loss, ada.bytes_up) == (2, 0.6, 300)
+
+
 def test_a_site_that_joins_late_has_gaps_before_and_one_that_leaves_after() -> None:
     later = {**TWO_ROUNDS[4], "round": 3, "valid": {"site_mean": 0.4, "sites": {"cid": 0.4}}}
     curve = status_of([*TWO_ROUNDS, later], "r", "running").curve
@@ -159,10 +166,12 @@ def test_runs_are_listed(tmp_path: Path) -> None:
     write_run(tmp_path / "one")
     write_run(tmp_path / "two", [])
     (write_run(tmp_path / "broken") / "journal.jsonl").write_text("no event\n")
+    (write_run(tmp_path / "cut") / "study.toml").write_text("foo = [")
     now = datetime.datetime(2026, 1, 1, 2, 0, 30, tzinfo=datetime.UTC)
     assert as_table(list_runs(tmp_path), now) == [
         "run     method  state        round  validation  last event",
         "broken  -       damaged      -      -           -",
+        "cut     -       damaged      -      -           -",
         "one     fedsm   interrupted  2/10   dice 0.500  2 hours ago",
         "two     -       not begun    -      -           -",
     ]
