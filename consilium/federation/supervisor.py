@@ -153,7 +153,7 @@ def supervise(
     arguments, variables = prepare(folder, kind, hospital, code, resume, lambda path: settings or read_here(path))
     memory = settings.memory if settings else None
     if settings and (missing := missing_data(settings)):
-        print(f"warning: {missing}", file=sys.stderr, flush=True)
+        _say(f"warning: {missing}")
     watched = Participant(folder, name, memory)
     with contextlib.ExitStack() as stack:
         locks = [stack.enter_context(alone(place, f"the {kind} '{name}'")) for place in (folder, memory) if place]
@@ -171,11 +171,18 @@ def supervise(
                 _hold(lock, os.getpid(), child.pid)
             watched.up, watched.starts = True, watched.starts + 1
             note(folder, "started", name=name, process=child.pid, starts=watched.starts)
+            _say(f"{kind} '{name}' is up (process {child.pid}); what happens is in {folder / EVENTS}. Ctrl-C stops it.")
             _wait(child, folder, stop)
             watched.up = False
             end(child)
             note(folder, "ended", name=name, process=child.pid, status=child.returncode, asked=stop.is_set())
+            if not stop.is_set():
+                _say(f"its process ended with status {child.returncode}, see {folder / OUTPUT}; it starts again.")
             stop.wait(PAUSE)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def require_port(kit: Path) -> None:

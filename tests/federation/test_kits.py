@@ -108,7 +108,8 @@ def test_who_holds_a_kit_is_named_also_when_its_supervisor_was_killed(tmp_path: 
     hospital = tmp_path / "hospital.toml"
     hospital.write_text('site = "ada"\ndata = "d"\nmemory = "m"\nlabels = ["blob"]\n')
     words = [sys.executable, "-m", "consilium", "federation", "site", str(kits["ada"]), "--hospital", str(hospital)]
-    first = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    with (tmp_path / "said").open("w") as said:
+        first = subprocess.Popen(words, stderr=said)
     try:
         end = time.monotonic() + 60
         while not (kits["ada"] / "events.jsonl").exists() and time.monotonic() < end:
@@ -119,6 +120,8 @@ def test_who_holds_a_kit_is_named_also_when_its_supervisor_was_killed(tmp_path: 
     finally:
         first.kill()
         first.wait()
+    up = f"site 'ada' is up (process {began['process']}); what happens is in {kits['ada'] / 'events.jsonl'}"
+    assert up in (tmp_path / "said").read_text()
     try:
         with pytest.raises(RunError, match=rf"\(process {began['process']} holds .*; stop that one first"):
             supervise(kits["ada"], "site", hospital)
