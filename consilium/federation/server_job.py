@@ -37,7 +37,7 @@ from consilium.files import make_folder, write_json
 from consilium.messages import Request
 from consilium.run_files.origin import differences
 from consilium.run_folder import RunFolder
-from consilium.scores.summary import passed_over
+from consilium.scores.summary import missed_phases, passed_over
 from consilium.study import Study
 from consilium.weights import SiteName
 from consilium.wires.flare import (
@@ -232,6 +232,8 @@ def lacking(folder: RunFolder, job: str) -> str:
     out = summary.get("left_out", {})
     said = [f"site '{site}' was left out: {why}." for site, why in sorted(out.items())]
     if why := passed_over(folder.events(), summary["best"]["round"]):
+        said.append(why)
+    if why := missed_phases(folder.events()):
         said.append(why)
     if sites := [name for name in folder.lacking if name not in out]:
         said.append(

@@ -50,6 +50,23 @@ def passed_over(events: Iterable[Mapping[str, Any]], best: int) -> str:
     )
 
 
+def missed_phases(events: Iterable[Mapping[str, Any]]) -> str:
+    """Who answered nothing in a phase beside the counted rounds, such as a calibration, in sentences."""
+    asides: Collection[str] = ()
+    missed: dict[str, set[str]] = defaultdict(set)
+    answered: set[tuple[str, str]] = set()
+    for event in events:
+        phase, site = str(event.get("phase", "")), str(event.get("site", ""))
+        if event["event"] == "start":
+            asides = event.get("aside", ())
+        elif event["event"] == "train":
+            answered.add((phase, site))
+        elif event["event"] in ("lost", "refused", "away") and phase in asides:
+            missed[site].add(phase)
+    found = {site: sorted(p for p in phases if (p, site) not in answered) for site, phases in sorted(missed.items())}
+    return " ".join(f"{site} took no part in {listed(phases)}." for site, phases in found.items() if phases)
+
+
 def left_out(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The sites whose cards were not plausible, with the reason; not those that took part again later."""
     found: dict[str, str] = {}

@@ -14,7 +14,7 @@ from consilium.errors import RunError
 from consilium.scores.means import summarise, with_label_mean
 from consilium.scores.rows import COLUMNS, ScoreRow, bounds_of, read_rows, write_rows
 from consilium.scores.statistics import interval, paired
-from consilium.scores.summary import joint_best, run_summary
+from consilium.scores.summary import joint_best, missed_phases, run_summary
 from consilium.scores.views import by_case, matrix, selection
 
 
@@ -192,6 +192,24 @@ def test_paired_without_difference_or_without_cases() -> None:
     assert same is not None
     assert (same.difference, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
     assert paired({"a": {"1": 0.5}}, {"b": {"1": 0.5}}) is None
+
+
+def test_who_missed_a_phase_after_training_is_named() -> None:
+    def told(what: str, phase: str, site: str) -> dict[str, str]:
+        return {"event": what, "phase": phase, "site": site}
+
+    start = {"event": "start", "aside": ["teacher", "routing", "calibrate"]}
+    events = [
+        start,
+        told("lost", "teacher", "ada"),  # of many rounds; it answered others
+        told("train", "teacher", "ada"),
+        told("lost", "train", "cid"),  # rounds of training are counted elsewhere
+        told("lost", "routing", "bea"),
+        told("away", "calibrate", "bea"),
+        told("refused", "calibrate", "cid"),
+    ]
+    assert missed_phases(events) == "bea took no part in calibrate and routing. cid took no part in calibrate."
+    assert missed_phases([start, told("train", "routing", "ada")]) == ""
 
 
 def test_the_summary_of_a_run() -> None:
