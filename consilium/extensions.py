@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from consilium.errors import StudyError
+from consilium.fields import nearest
 
 _INSTALLED = ("site-packages", "dist-packages")
 PLACES = (("method", "name"), ("task", "network"), ("task", "loss"), ("task", "augment"), ("task", "scores"),
@@ -129,12 +131,22 @@ def load(name: str, section: str = "method") -> Any:
     """Import what `path/file.py:Name` or `package.module:Name` names; StudyError if that fails."""
     module, _, attribute = name.rpartition(":")
     try:
-        return getattr(
-            _from_file(Path(module)) if module.endswith(".py") else importlib.import_module(module), attribute
-        )
+        found = _from_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
     except Exception as error:  # the user's file may raise anything
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ImportError | AttributeError) else error
-        raise StudyError(f"[{section}] cannot import {name}: {reason}.") from error
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise StudyError(f"[{section}] cannot import {name}: {reason}{_place(error, module)}.") from error
+    if not hasattr(found, attribute):
+        own = [key for key, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
+        hint = nearest(attribute, own) if own else "it defines nothing."
+        raise StudyError(f"[{section}] cannot import {name}: there is no {attribute!r} in it; {hint}")
+    return getattr(found, attribute)
+
+
+def _place(error: Exception, module: str) -> str:
+    """The line of a file that raised."""
+    frames = traceback.extract_tb(error.__traceback__) if module.endswith(".py") else ()
+    lines = [frame.lineno for frame in frames if Path(frame.filename).name == Path(module).name]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def _from_file(path: Path) -> Any:

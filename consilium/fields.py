@@ -22,8 +22,9 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of studies, sites and runs: it becomes a
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint with the valid word nearest to an unknown one."""
     valid = list(valid)
-    close = difflib.get_close_matches(word.lower(), valid, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}."
+    written = {each.lower(): each for each in valid}
+    close = difflib.get_close_matches(word.lower(), written, n=1)
+    return f"did you mean {written[close[0]]!r}?" if close else f"use one of {', '.join(valid)}."
 
 
 @cache  # evaluating the annotations took half of the time to read a study

@@ -143,7 +143,8 @@ def _show(finding: CheckResult, folder: Path) -> None:
 
 def _refuse(finding: CheckResult, folder: Path) -> None:
     many, leaks = len(finding.faults), len(finding.errors)
-    said = [f"has {many} fault{'s' if many > 1 else ''}; correct them before training"] if many else []
+    faults = f"{many} faults; correct them" if many > 1 else "1 fault; correct it"
+    said = [f"has {faults} before training"] if many else []
     said += (
         [f"has {leaks} errors that make scores false" if leaks > 1 else "has 1 error that makes scores false"]
         if leaks

@@ -365,7 +365,9 @@ def _read_toml(path: Path, keys: Mapping[str, type], required: Sequence[str], wr
     try:
         facts = tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
     except FileNotFoundError:
-        wrong.append(f"is missing; write a file with {', '.join(required)} in it.")
+        wrong.append(
+            f"is missing; write a file with {', '.join(required)} in it, or let `consilium import` make the folder."
+        )
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         wrong.append(f"is not readable TOML ({error}); see docs/data.md for an example.")

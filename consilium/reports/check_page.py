@@ -17,7 +17,7 @@ from consilium.reports import check_figures
 from consilium.reports.embedding import EmbeddedImage, embedded
 from consilium.reports.rendering import write_html
 from consilium.reports.style import label_colour
-from consilium.wording import counted
+from consilium.wording import counted, listed
 
 FEW = 3  # findings of a group that are shown without a click
 _AXES = {2: ("rows", "columns"), 3: ("slices", "rows", "columns")}
@@ -73,9 +73,9 @@ def _lead(found: CheckResult, number: Mapping[str, int]) -> str:
     cases = sum(sum(splits.values()) for splits in found.counts.values())
     refused = f"{counted(len(found.faults), 'fault')} that training would refuse"
     faults = refused if found.faults else "no fault"
-    kinds = [counted(number[severity], severity) for severity in ("error", "warning", "note")]
+    kinds = [counted(number[severity], severity) for severity in ("error", "warning", "note") if number[severity]]
     sites = counted(len(found.counts), "site")
-    return f"{sites} with {counted(cases, 'case')}: {faults}, {kinds[0]}, {kinds[1]} and {kinds[2]}."
+    return f"{sites} with {counted(cases, 'case')}: {listed([faults, *kinds])}."
 
 
 def _sheet(seen: SeenFederation, site: str, cases: Sequence[SeenCase]) -> tuple[str, int, int, EmbeddedImage | None]:

@@ -131,8 +131,11 @@ def _toml(path: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{path} is not valid TOML: {error}.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"cannot read the {what} {path}: {error}.") from error
+    except OSError as error:
+        remedy = "`consilium studies` lists ready ones to copy"
+        raise StudyError(f"cannot read the {what} {path}: {error.strerror}; {remedy}.") from error
+    except UnicodeDecodeError as error:
+        raise StudyError(f"cannot read the {what} {path}: it is not text in UTF-8.") from error
 
 
 def _kinds(names: Sequence[str], beside: Path) -> dict[str, type[Method]]:

@@ -133,6 +133,7 @@ def test_a_suite_compares_it(here: Path) -> None:
     [
         ("task.network='nowhere.py:Net'", "there is no file nowhere.py here or beside the study"),
         ("task.network='mine.py:Nett'", "cannot import"),
+        ("task.network='mine.py:Nett'", "there is no 'Nett' in it; did you mean 'Net'?"),
         ("task.loss='mine.py'", "must be one of dice, dice+ce, or your own file.py:name"),
         ("task.scores=['dice']", "'dice' names no function"),
         ("preprocess.steps=['clahe']", "'clahe' names no function"),
@@ -153,8 +154,8 @@ def test_a_field_may_not_hide_a_verb(here: Path) -> None:
 
 
 def test_a_file_that_raises_is_a_sentence(here: Path) -> None:
-    (here / "mine.py").write_text("raise OSError('no such thing')\n")
-    with pytest.raises(StudyError, match="OSError: no such thing"):
+    (here / "mine.py").write_text("import math\n\nraise OSError('no such thing')\n")
+    with pytest.raises(StudyError, match=re.escape("OSError: no such thing (line 3).")):
         load_study(here / "mine.toml")
 
 
