@@ -44,7 +44,7 @@ from consilium.study_reading import load_study
 from consilium.task import Task
 from consilium.tasks.overlap import cleaned
 from consilium.test_time import Mirrored
-from consilium.wording import counted
+from consilium.wording import counted, listed
 from consilium.worker import kept_at, open_released
 
 TABLE = "predictions.csv"
@@ -353,7 +353,8 @@ def _outputs(paths: Sequence[Path], to: Path, dimensions: int, options: PredictO
     ]
     files = Counter(file for name in chosen for file in _files(name, options))
     if twice := [file for file, count in files.items() if count > 1]:
-        raise StudyError(f"several images would write {min(twice)}; predict them into different folders.")
+        both = [str(path) for path, name in zip(paths, chosen) if min(twice) in _files(name, options)]
+        raise StudyError(f"{listed(both[:2])} would both write {min(twice)}; predict them into different folders.")
     given = {_identity(stack_of(path)[0]) for path in paths}
     if any(_identity(to / name) in given for name in (*plain, *files)):
         raise StudyError(f"--to {to} would overwrite the images themselves; name another folder.")

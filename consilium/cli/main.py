@@ -7,6 +7,7 @@ import errno
 import functools
 import gc
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -140,7 +141,7 @@ def _ending(error: BaseException, stopped: bool) -> int:
     if os.environ.get("CONSILIUM_DEBUG"):
         raise error
     if isinstance(error, OSError) and error.errno in _REMEDIES:
-        where = f" ({error.filename})" if error.filename else ""
+        where = f" ({_meant(error.filename)})" if error.filename else ""
         _say(f"{error.strerror}{where}: {_REMEDIES[error.errno]}, then call the command again.")
         return 1
     if isinstance(error, MemoryError):
@@ -157,6 +158,15 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room where it writes"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow reading and writing there, or name another place"),
 }
+
+
+def _meant(path: str) -> str:
+    """The file or folder that was to appear under its own name when it was whole."""
+    place = Path(path)
+    return str(place.with_name(_UNFINISHED.sub(r"\1", place.name)))
+
+
+_UNFINISHED = re.compile(r"^\.(.+?)\.\d+((-\d+)?\.partial)?$")  # as `write_text` and `new_folder` name it
 
 
 def _say(sentence: str) -> None:

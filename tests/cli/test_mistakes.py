@@ -183,6 +183,21 @@ def test_a_disk_that_cannot_be_written_is_no_bug(number: int, remedy: str, finis
     assert "please report" not in refused(done, os.strerror(number), str(tmp_path / "r.html"), remedy, status=1)
 
 
+def test_a_file_that_may_not_be_written_is_called_as_it_was_asked_for(
+    federation: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files and folders have a hidden name until they are whole."""
+    for name in (".a.toml.29198", ".a.toml.29198.partial", ".a.toml.29198-2.partial"):
+
+        def forbidden(*_: object, name: str = name) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied", f"/place/{name}")
+
+        monkeypatch.setattr("consilium.data.check.check", forbidden)
+        with pytest.raises(SystemExit):
+            main(["check", str(federation)])
+        assert "Permission denied (/place/a.toml): allow" in capsys.readouterr().err
+
+
 def test_too_little_memory_is_no_bug(
     federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
