@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+OVER = (0, (5, 5))  # dashes over an equal line, so that both are seen: FedSM's own global model is FedAvg's
+
 
 def learning_curves(
     curves: Mapping[str, Curve],
@@ -62,9 +64,12 @@ def _curves_panel(
     bound: float | None,
     lower: bool,
 ) -> None:
+    drawn: list[Sequence[float]] = []
     for name, values in series.items():
+        style = OVER if any(np.array_equal(values, other, equal_nan=True) for other in drawn) else "-"
+        drawn.append(values)
         axes.plot(curves[name].rounds, values, color=colour[name], linewidth=0.8, alpha=0.4)
-        axes.plot(curves[name].rounds, best_so_far(values, lower), color=colour[name], linewidth=1.6)
+        axes.plot(curves[name].rounds, best_so_far(values, lower), color=colour[name], linewidth=1.6, linestyle=style)
     if bound is not None:
         axes.axhline(bound, color=BOUND, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.grid(axis="y")

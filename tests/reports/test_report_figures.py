@@ -39,6 +39,14 @@ def test_learning_curves_name_methods_and_sites() -> None:
     assert {"FedAvg", "FedSM", "Pooled, best", "hk", "basel", "round", "validation Dice"} <= set(texts(figure))
 
 
+def test_a_curve_on_another_is_dashed_so_that_both_are_seen() -> None:
+    """FedSM's own global model is FedAvg's where both keep their optimisers' state."""
+    twins = {"FedAvg": CURVES["FedSM"], "FedSM: its global model": CURVES["FedSM"]}
+    figure = curves.learning_curves(twins, dict.fromkeys(twins, "#000000"))
+    lines = [line.get_linestyle() for line in figure.subfigs[0].axes[0].get_lines() if line.get_linewidth() == 1.6]
+    assert lines == ["-", "--"]
+
+
 def test_long_names_beside_curves_leave_room_for_the_sites() -> None:
     long = "FedAvg (rounds 400, score_every 1, away {'rimone': [2, 3, 9]})"
     figure = curves.learning_curves({long: CURVES["FedSM"]}, {long: "#000000"})  # a warning of the layout is an error
