@@ -47,6 +47,7 @@ def make(
 
     for kit in make_kits(read_project(project), to).values():
         typer.echo(str(kit))
+    typer.echo(f"send each to its owner over a trusted channel, and keep {to / 'authority'} offline.", err=True)
 
 
 @app.command()
