@@ -131,12 +131,6 @@ class Weights(Mapping[str, Tensor]):
         )
 
     @cached_property
-    def row(self) -> Tensor:
-        """All floating values in a row, in double precision; for models so small that a copy costs little."""
-        parts = [tensor.reshape(-1) for tensor in self.values() if tensor.is_floating_point()]
-        return torch.cat(parts).double() if parts else torch.zeros(0, dtype=torch.float64)
-
-    @cached_property
     def digest(self) -> str:
         """A hash of names, types, shapes and values: equal weights have equal digests."""
         hasher = hashlib.sha256()

@@ -70,9 +70,6 @@ def _update(part: Weights, start: Weights | None) -> Update:
 
 def _pieces(part: Weights, start: Weights | None) -> Iterator[tuple[Tensor, Tensor]]:
     """What was sent and how it moved, in rows of at most `PIECE` values: small tensors are taken together."""
-    if start is not None and part.numel() <= PIECE and list(part) == list(start):
-        yield part.row, part.row - start.row  # what many sites began from is put in a row once
-        return
     rows: list[tuple[Tensor, Tensor | None]] = []
     held = 0
     for name, tensor in part.items():

@@ -15,7 +15,7 @@ from consilium.contract import Interrupted, crash_after, run_in_process, state
 from consilium.errors import StudyError
 from consilium.methods import METHODS
 from consilium.privacy.firewall import Firewall, Verdict, judged
-from consilium.privacy.measuring import Update, _update, cosines, updates_of
+from consilium.privacy.measuring import Update, cosines, updates_of
 from consilium.privacy.past import EMPTY, History
 from consilium.reports.page import write_page
 from consilium.reports.reading import read_run
@@ -358,20 +358,3 @@ def test_a_short_update_is_not_odd() -> None:
     for _ in range(6):
         play.round()
     assert play.odd(c=play.honest(1e-4)) == {}
-
-
-def test_a_small_model_is_measured_as_a_large_one() -> None:
-    """What all sites began from is put in a row once; the numbers are those of tensors taken one by one, to the bit."""
-    noise, counter = torch.Generator().manual_seed(0), torch.tensor(3)
-    shapes = {"a": (8, 3, 3), "b": (8,), "c": (300, 7)}
-
-    def model() -> Weights:
-        return Weights({name: torch.randn(*shape, generator=noise) for name, shape in shapes.items()} | {"n": counter})
-
-    sent, start = model(), model()
-    other_order = Weights.over({name: start[name] for name in reversed(list(start))})
-    small, large = (_update(sent, began) for began in (start, other_order))
-    assert (small.length, small.shift, small.seal, small.blur) == (large.length, large.shift, large.seal, large.blur)
-    assert torch.equal(small.sketch, large.sketch)
-    assert _update(sent, sent).length == 0
-    assert _update(Weights({"n": counter}), Weights({"n": counter})).length == 0
